@@ -1,0 +1,43 @@
+# Every target sets up what it needs: .venv with the pinned packages and an editable build of this checkout.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+BUILD_SOURCES := pyproject.toml constraints.txt CMakeLists.txt __init__.py py.typed \
+	$(wildcard */native/*.cpp */native/*.h ps_server/*.proto)
+
+.PHONY: demo test lint types unit native-test bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/embershard demo
+
+test: lint types native-test unit
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed
+	cd tests && ../$(BIN)/mypy --config-file ../pyproject.toml -p embershard
+
+native-test: $(VENV)/.installed
+	$(BIN)/python tests/native/run.py
+
+unit: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/.installed
+	$(BIN)/embershard bench table
+	$(BIN)/embershard bench ids
+	$(BIN)/embershard bench train
+
+$(VENV)/.packages: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python tools/install_packages.py
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.packages $(BUILD_SOURCES)
+	$(BIN)/python tools/build_checkout.py
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-run

@@ -1,0 +1,1 @@
+"""Workloads that are measured against a reference in the same run."""

@@ -1,0 +1,1 @@
+"""The click log: files in, Arrow record batches out, cut into work units."""

@@ -1,0 +1,1 @@
+"""Rows: tables, optimizers, policies, checkpoints, export."""

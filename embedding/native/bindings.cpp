@@ -1,0 +1,12 @@
+// embershard.embedding._native: module entry; each role binds itself in its own file.
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+namespace embershard {
+void bind_batch(nb::module_& m);
+}  // namespace embershard
+
+NB_MODULE(_native, m) {
+  embershard::bind_batch(m);
+}

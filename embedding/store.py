@@ -1,0 +1,148 @@
+"""The store protocol: what a trainer asks of rows, wherever they live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .table_config import TableConfig
+from .table_group import Absent, TableKeys, TableStats, TabletSnapshot, TableUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class PushToken:
+    """Names one batch's gradients for ever: work unit, lease, batch index within the unit.
+
+    A mutation without a work unit uses (client, incarnation, sequence) in the same three places.
+    """
+
+    unit: int
+    lease: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Gradients of one batch.
+
+    gradients:   (Σ n_t·D_t,) float32, laid out as `TableKeys` says.   occurrences: (n,) uint32, times each key occurred.
+    examples, step, now, lr_scale: see `UpdateStep`.
+    seen_pushes: (2^t,) uint64 push counters the rows were pulled at (staleness), or None.
+    """
+
+    token: PushToken
+    keys: TableKeys
+    gradients: npt.NDArray[np.float32]
+    occurrences: npt.NDArray[np.uint32]
+    examples: int
+    step: int
+    now: int
+    lr_scale: float = 1.0
+    seen_pushes: npt.NDArray[np.uint64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Keys whose rows are wanted, and what to give for keys without a row."""
+
+    keys: TableKeys
+    absent: Absent = "initial"
+
+
+@dataclass(frozen=True, slots=True)
+class PushReport:
+    """What became of a push.
+
+    applied, duplicate, fenced: tablets that applied it, had it already, or know a newer lease of the unit.
+    stale:  tablets that refused it for `max_staleness`.
+    tables: per table, rows applied, created, refused.   non_finite_keys: refused keys by table (at most 16 each).
+    """
+
+    applied: int = 0
+    duplicate: int = 0
+    fenced: int = 0
+    stale: int = 0
+    tables: dict[str, TableUpdate] = field(default_factory=dict)
+    non_finite_keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Answer to a pull: values (Σ n_t·D_t,) float32 in the request's order; pushes (2^t,) uint64 counters at the read."""
+
+    keys: TableKeys
+    values: npt.NDArray[np.float32]
+    pushes: npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Answers to one data call."""
+
+    report: PushReport | None
+    rows: Rows | None
+
+
+class EmbeddingStore(Protocol):
+    """Rows of all tables, in this process (`LocalStore`) or on shards (`RemoteStore`); both give the same bits.
+
+    Thread safety: any verb from any thread; `exchange` calls of one store are carried out one at a time, in call order.
+    """
+
+    @property
+    def identity(self) -> str:
+        """Name that is unique to this store's rows; a model's `state_dict` carries it."""
+
+    @property
+    def tablet_bits(self) -> int:
+        """The key space is cut into 2^tablet_bits ranges."""
+
+    def ensure_tables(self, tables: Sequence[TableConfig]) -> None:
+        """Make the tables exist; idempotent. Raises: TableConflictError naming the field; nothing is changed."""
+
+    def tables(self) -> tuple[TableConfig, ...]:
+        """Configurations of the tables there are."""
+
+    def exchange(self, push: Push | None, pull: Pull | None) -> Exchange:
+        """Apply the push, then read the rows; both in one call a shard."""
+
+    def assign(
+        self,
+        keys: TableKeys,
+        weights: npt.NDArray[np.float32],
+        state: npt.NDArray[np.float32] | None = None,
+        *,
+        if_absent: bool = False,
+    ) -> int:
+        """Rows set; see `TableGroup.assign`."""
+
+    def erase(self, keys: TableKeys) -> int:
+        """Rows removed."""
+
+    def evict(self, now: int) -> dict[str, int]:
+        """Rows removed per table by the tables' eviction policies."""
+
+    def stats(self) -> dict[str, TableStats]:
+        """Rows and bytes per table."""
+
+    def drop_table(self, name: str) -> None:
+        """Remove a table with its rows."""
+
+    def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
+        """Consistent copy of one tablet with its applied memory."""
+
+    def restore(self, snapshot: TabletSnapshot) -> None:
+        """Replace (or merge a delta into) one tablet."""
+
+    def cut(self, tablet: int) -> int:
+        """Bump the tablet's version, so that a later delta knows what changed since."""
+
+    def complete_unit(self, unit: int) -> None:
+        """Let the tablets drop their applied memory of a finished work unit."""
+
+    def close(self) -> None:
+        """Release threads, sockets and memory; idempotent."""

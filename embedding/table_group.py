@@ -1,0 +1,234 @@
+"""The table group: all tables of one process, cut into tablets, behind a small closed set of batched verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .table_config import TableConfig
+
+Absent = Literal["initial", "zeros", "unseen"]
+"""What lookup gives for a key without a row: its initial weights (training; zeros where an admission policy has not
+admitted it), zeros, or the table's `unseen` vector (evaluation, predict, serving)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableKeys:
+    """Unique keys of several tables, concatenated.
+
+        tables = ("user", "item")   keys = [u0 u1 u2 | i0 i1]   splits = [0, 3, 5]
+
+    tables: T distinct names.   keys: (n,) uint64, unique within each table.   splits: (T + 1,) int64.
+    """
+
+    tables: tuple[str, ...]
+    keys: npt.NDArray[np.uint64]
+    splits: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, table: str, keys: npt.ArrayLike) -> TableKeys:
+        """Keys of one table."""
+        array = np.ascontiguousarray(keys, dtype=np.uint64)
+        return cls((table,), array, np.array([0, len(array)], np.int64))
+
+    @classmethod
+    def concat(cls, parts: Mapping[str, npt.NDArray[np.uint64]]) -> TableKeys:
+        """Keys of several tables, in the mapping's order."""
+        splits = np.zeros(len(parts) + 1, np.int64)
+        np.cumsum([len(part) for part in parts.values()], out=splits[1:])
+        keys = np.concatenate(list(parts.values())) if parts else np.empty(0, np.uint64)
+        return cls(tuple(parts), keys, splits)
+
+    def keys_of(self, index: int) -> npt.NDArray[np.uint64]:
+        """(n_t,) uint64 keys of table number `index`."""
+        return self.keys[self.splits[index] : self.splits[index + 1]]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStep:
+    """What one push says beside keys and gradients; replay of the push log passes the same values again.
+
+    examples: examples the gradient is the mean over.   step: the client's global step, ≥ 1 (request-step bias correction).
+    now:      seconds; stored as `touched_at`.            lr_scale: factor on each block's lr.
+    unit, batch: origin of the push, input of the probability admission's hash.
+    """
+
+    examples: int = 1
+    step: int = 1
+    now: int = 0
+    lr_scale: float = 1.0
+    unit: int = 0
+    batch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TableUpdate:
+    """What `apply_gradients` did to one table, in rows."""
+
+    applied: int = 0
+    created: int = 0
+    not_admitted: int = 0
+    non_finite: int = 0
+    over_limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateReport:
+    """Per table, what a push did; `non_finite_keys` names refused keys (at most 16 a table)."""
+
+    tables: dict[str, TableUpdate] = field(default_factory=dict)
+    non_finite_keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """Rows of one table in one tablet, ascending by key.
+
+    keys (n,) uint64 · weights (n, D) of the table's dtype (bfloat16 as its uint16 bit pattern) · state (n, S) float32 ·
+    count, touched_at, version (n,) uint32.
+    admission_keys (m,) uint64, admission_counts (m,) uint32: keys counted but not yet admitted.
+    erased_keys (e,) uint64, erased_versions (e,) uint32: rows that left, for deltas.
+    """
+
+    keys: npt.NDArray[np.uint64]
+    weights: npt.NDArray[np.float32 | np.float16 | np.uint16]
+    state: npt.NDArray[np.float32]
+    count: npt.NDArray[np.uint32]
+    touched_at: npt.NDArray[np.uint32]
+    version: npt.NDArray[np.uint32]
+    admission_keys: npt.NDArray[np.uint64]
+    admission_counts: npt.NDArray[np.uint32]
+    erased_keys: npt.NDArray[np.uint64]
+    erased_versions: npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedMemory:
+    """Last batch applied per unit in one tablet: unit (u,) uint64, lease (u,) uint64, batch (u,) int64."""
+
+    unit: npt.NDArray[np.uint64]
+    lease: npt.NDArray[np.uint64]
+    batch: npt.NDArray[np.int64]
+
+    @classmethod
+    def empty(cls) -> AppliedMemory:
+        """Memory of no unit."""
+        return cls(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class TabletSnapshot:
+    """One tablet, whole or changed since a version: what a checkpoint, a delta, a move and an import all carry."""
+
+    tablet: int
+    tablet_bits: int
+    version: int
+    since_version: int | None
+    push_count: int
+    tables: dict[str, TableRows]
+    applied: AppliedMemory = field(default_factory=AppliedMemory.empty)
+
+
+@dataclass(frozen=True, slots=True)
+class TableStats:
+    """Rows and bytes of one table over all tablets. `bytes_by_part`: weights, state, counters, index, free."""
+
+    rows: int
+    bytes_by_part: dict[str, int]
+    load_factor: float
+    rows_by_tablet: npt.NDArray[np.int64]
+
+
+class TableGroup(Protocol):
+    """All tables of one process; native (`native_table_group.py`) and NumPy (`reference.py`, the definition) agree bit for bit.
+
+    Thread safety: any mix of verbs from any threads; each row update is atomic.
+    Invariants: 1. lookup changes nothing. 2. a row exists only if a push or an assign made it. 3. no result depends on
+    the order of keys in a request, on the number of threads or on other tables.
+    `tablets` arguments are (2^tablet_bits,) bool masks: keys of tablets that are False are left out entirely.
+    """
+
+    @property
+    def tablet_bits(self) -> int: ...
+
+    def ensure_table(self, config: TableConfig) -> None:
+        """Add the table; idempotent. Raises: TableConflictError naming the field that differs (nothing is changed)."""
+
+    def drop_table(self, name: str) -> None:
+        """Remove a table with its rows. Raises: UnknownTableError."""
+
+    def tables(self) -> tuple[TableConfig, ...]:
+        """Configurations in the order they were added."""
+
+    def state_width(self, table: str) -> int:
+        """`S`: float32 state values a row."""
+
+    def lookup(
+        self, request: TableKeys, absent: Absent = "initial", out: npt.NDArray[np.float32] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """(Σ n_t·D_t,) float32: rows of table 0, then of table 1 …, row i for the table's key i. Never inserts.
+
+        Raises: UnknownTableError, DuplicateKeyError; nothing was read."""
+
+    def apply_gradients(
+        self,
+        request: TableKeys,
+        gradients: npt.NDArray[np.float32],
+        occurrences: npt.NDArray[np.uint32],
+        step: UpdateStep,
+        tablets: npt.NDArray[np.bool_] | None = None,
+    ) -> UpdateReport:
+        """Create admitted absent rows, then update every row by its block optimizers.
+
+        gradients: (Σ n_t·D_t,) float32 laid out as lookup's result.   occurrences: (n,) uint32, added to `count`.
+        A row with a non-finite gradient is refused, counted and named; all others are applied."""
+
+    def assign(
+        self,
+        request: TableKeys,
+        weights: npt.NDArray[np.float32],
+        state: npt.NDArray[np.float32] | None = None,
+        *,
+        if_absent: bool = False,
+        now: int = 0,
+        tablets: npt.NDArray[np.bool_] | None = None,
+    ) -> int:
+        """Number of rows set. State is initial unless given, flat (Σ n_t·S_t,); `if_absent` leaves existing rows as they are."""
+
+    def erase(self, request: TableKeys, tablets: npt.NDArray[np.bool_] | None = None) -> int:
+        """Number of rows removed; absent keys are ignored."""
+
+    def evict(self, now: int, max_rows: int | None = None) -> dict[str, int]:
+        """Rows removed per table by its eviction policies, looking at no more than `max_rows` rows in this call."""
+
+    def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
+        """Consistent copy of one tablet: whole, or rows with version > `since_version` and keys erased since."""
+
+    def import_tablet(self, snapshot: TabletSnapshot) -> None:
+        """Replace (whole) or merge into (since a version) the tablet. Tables must exist with equal layout."""
+
+    def drop_tablet(self, tablet: int) -> None:
+        """Forget all rows of one tablet in all tables."""
+
+    def cut(self, tablet: int) -> int:
+        """Bump the tablet's version; changes from now on carry the new one, which is returned."""
+
+    def push_counts(self) -> npt.NDArray[np.uint64]:
+        """(2^tablet_bits,) uint64: pushes applied to each tablet so far."""
+
+    def stats(self) -> dict[str, TableStats]:
+        """Rows and bytes per table."""
+
+
+def split_rows(request: TableKeys, flat: npt.NDArray[np.float32], dims: Sequence[int]) -> list[npt.NDArray[np.float32]]:
+    """Views (n_t, D_t) of a flat row buffer, one a table."""
+    views, start = [], 0
+    for index, dim in enumerate(dims):
+        count = int(request.splits[index + 1] - request.splits[index])
+        views.append(flat[start : start + count * dim].reshape(count, dim))
+        start += count * dim
+    return views

@@ -1,0 +1,1 @@
+"""Columns to 64-bit keys."""

@@ -1,0 +1,1 @@
+"""The torch side: embedding collection, models, metrics, trainer."""

@@ -1,0 +1,1 @@
+"""Tablets on shards: the store, its wire and its processes."""
