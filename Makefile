@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 BUILD_SOURCES := pyproject.toml constraints.txt CMakeLists.txt __init__.py py.typed \
-	$(wildcard */native/*.cpp */native/*.h ps_server/*.proto)
+	$(wildcard tools/*.py) $(wildcard */native/*.cpp */native/*.h ps_server/*.proto)
 
 .PHONY: demo test lint types unit native-test bench clean
 
@@ -30,13 +30,9 @@ bench: $(VENV)/.installed
 	$(BIN)/embershard bench ids
 	$(BIN)/embershard bench train
 
-$(VENV)/.packages: pyproject.toml constraints.txt
+$(VENV)/.installed: $(BUILD_SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python tools/install_packages.py
-	touch $@
-
-$(VENV)/.installed: $(VENV)/.packages $(BUILD_SOURCES)
-	$(BIN)/python tools/build_checkout.py
+	$(BIN)/python tools/set_up.py
 	touch $@
 
 clean:
