@@ -1,1 +1,13 @@
-"""Workloads that are measured against a reference in the same run."""
+"""Benchmark suites: each measures its workloads against a reference in the same run."""
+
+from __future__ import annotations
+
+SUITES = {
+    "ids": "embershard.benchmarks.ids",
+    "table": "embershard.benchmarks.table",
+    "store": "embershard.benchmarks.store",
+    "train": "embershard.benchmarks.train",
+    "checkpoint": "embershard.benchmarks.checkpoint",
+    "export": "embershard.benchmarks.export",
+}
+"""Name on the command line → module with `Options` (a `BenchOptions`) and `run(options) -> Iterator[Measurement]`."""
