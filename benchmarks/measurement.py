@@ -26,7 +26,7 @@ class BenchOptions(BaseModel):
 class Measurement:
     """One workload: `rate` in `unit`, beside `reference_rate` of `reference` measured in the same run.
 
-    details: what was measured (dim, rows, keys, threads, …), one plain value a name; they become columns and JSON fields.
+    details: what was measured (dim, rows, keys, threads, …), one plain value a name; columns and JSON fields.
     """
 
     workload: str

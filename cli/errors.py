@@ -1,0 +1,56 @@
+"""What a command says when it cannot go on: one clear error and an exit code, no traceback."""
+
+from __future__ import annotations
+
+EXIT_FAILURE = 1
+"""The job was sound and something broke on the way: disk full, a lost server, a defect."""
+EXIT_BAD_INPUT = 2
+"""The user's words or files are not as they must be; nothing was done."""
+
+_INPUT_ERRORS = (ValueError, LookupError, FileNotFoundError, IsADirectoryError, NotADirectoryError, FileExistsError)
+
+
+class UsageError(ValueError):
+    """The command line asks for something that does not go together."""
+
+
+def exit_code(error: BaseException) -> int:
+    """`EXIT_BAD_INPUT` for errors of this package's classes that say so by their base, else `EXIT_FAILURE`.
+
+    A ValueError or LookupError that another library raised is a defect of ours (we did not check), not bad input."""
+    if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError | FileExistsError):
+        return EXIT_BAD_INPUT
+    if is_known(error) and isinstance(error, _INPUT_ERRORS):
+        return EXIT_BAD_INPUT
+    return EXIT_FAILURE
+
+
+def is_known(error: BaseException) -> bool:
+    """Whether the error's message was written for the user: an Embershard error or one of the operating system."""
+    return type(error).__module__.split(".")[0] == "embershard" or isinstance(error, OSError)
+
+
+def describe(error: BaseException) -> str:
+    """The error in words, without the quotes that KeyError adds; a defect is named as one."""
+    if is_known(error):
+        return _message(error)
+    where = _raised_at(error)
+    return f"unexpected {type(error).__name__}: {_message(error)} ({where}; --traceback shows all)"
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        places = [str(name) for name in (error.filename, error.filename2) if name is not None]
+        return f"{error.strerror}: {' -> '.join(places)}" if places else error.strerror
+    if isinstance(error, KeyError) and len(error.args) == 1:
+        return str(error.args[0])
+    return str(error) or type(error).__name__
+
+
+def _raised_at(error: BaseException) -> str:
+    trace = error.__traceback__
+    if trace is None:
+        return "nowhere known"
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"

@@ -1,0 +1,37 @@
+"""Which words and which exit code an error gets."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from embershard.cli.errors import EXIT_BAD_INPUT, EXIT_FAILURE, UsageError, describe, exit_code
+from embershard.embedding.errors import UnknownTableError
+from embershard.feature_map.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (ConfigError("run.yaml: $.a: unknown key"), EXIT_BAD_INPUT, "run.yaml: $.a: unknown key"),
+        (UsageError("no"), EXIT_BAD_INPUT, "no"),
+        (UnknownTableError("expected one of ['a'], got 'b'"), EXIT_BAD_INPUT, "expected one of ['a'], got 'b'"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "a.csv"), EXIT_BAD_INPUT, "No such file: a.csv"),
+        (OSError(errno.ENOSPC, "No space left on device", "x"), EXIT_FAILURE, "No space left on device: x"),
+    ],
+)
+def test_known_errors_keep_their_own_words(error: Exception, code: int, words: str) -> None:
+    assert exit_code(error) == code
+    assert describe(error) == words
+
+
+def test_a_defect_is_called_unexpected_and_says_where() -> None:
+    def fail() -> None:
+        raise ValueError("shapes differ")
+
+    with pytest.raises(ValueError, match="shapes differ") as caught:
+        fail()
+    assert exit_code(caught.value) == EXIT_FAILURE
+    assert describe(caught.value).startswith("unexpected ValueError: shapes differ (")
+    assert "test_errors.py" in describe(caught.value)
