@@ -1,0 +1,93 @@
+"""The folder of one training run: what lies where."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import UsageError
+
+_NUMBERED = re.compile(r"run-(\d{4,})")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths inside a run's folder.
+
+    runs/movielens/run-0001/
+        config.yaml      the configuration as it was used, overrides included; `embershard train` reads it back
+        checkpoints/     step-000012000/ …, each complete or absent
+        metrics.jsonl    one JSON object a line: progress of training, each evaluation
+        report.json      what was measured; report.md says it for people
+        tensorboard/     event files, with `output.tensorboard: true`
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.json"
+
+    @property
+    def report_text(self) -> Path:
+        return self.path / "report.md"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+
+def new_run(folder: Path, name: str | None) -> RunFolder:
+    """A fresh run in `folder`: `name`, or the next of run-0001, run-0002 … The directory is made.
+
+    Raises: UsageError where a run of that name is there already."""
+    if name is not None:
+        path = folder / name
+        if path.exists() and any(path.iterdir()):
+            raise UsageError(f"expected a new run folder, got {path} with a run in it; --resume it or name another")
+        path.mkdir(parents=True, exist_ok=True)
+        return RunFolder(path)
+    number = max((_number(path) for path in _runs(folder)), default=0)
+    while True:
+        number += 1
+        path = folder / f"run-{number:04d}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return RunFolder(path)
+
+
+def last_run(folder: Path, name: str | None) -> RunFolder:
+    """The run called `name`, or the one with the highest number. Raises: UsageError where there is none to resume."""
+    if name is not None:
+        runs = [folder / name] if (folder / name).is_dir() else []
+    else:
+        runs = sorted(_runs(folder), key=_number)
+    if not runs:
+        raise UsageError(f"expected a run to resume, got none in {folder if name is None else folder / name}")
+    return RunFolder(runs[-1])
+
+
+def _runs(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return [path for path in folder.iterdir() if _NUMBERED.fullmatch(path.name) and path.is_dir()]
+
+
+def _number(path: Path) -> int:
+    match = _NUMBERED.fullmatch(path.name)
+    return int(match.group(1)) if match else 0
