@@ -13,7 +13,7 @@ UNLIMITED_WIDTH = 10_000
 
 def print_json(value: object) -> None:
     """Print `value` as one line of strict JSON (no NaN: an undefined number is null) and flush it."""
-    sys.stdout.write(json.dumps(_strict(value), allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(strict_json(value), allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
@@ -56,14 +56,15 @@ def format_value(value: object) -> str:
     return str(value)
 
 
-def _strict(value: object) -> object:
+def strict_json(value: object) -> object:
+    """`value` in plain dicts, lists and scalars that strict JSON has; a number that is not finite becomes None."""
     if isinstance(value, Mapping):
-        return {str(key): _strict(child) for key, child in value.items()}
+        return {str(key): strict_json(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(child) for child in value]
+        return [strict_json(child) for child in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int | bool):
         return value
     item = getattr(value, "item", None)
-    return _strict(item()) if callable(item) else str(value)
+    return strict_json(item()) if callable(item) else str(value)

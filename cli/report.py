@@ -1,0 +1,74 @@
+"""The report of a run: what was measured, as JSON for programs and Markdown for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from .console import format_value, strict_json
+from .run_folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class TableSize:
+    """Rows and bytes of one table at the end of the run."""
+
+    table: str
+    dim: int
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What a training run measured.
+
+    history: one mapping an evaluation: step, epoch, auc, logloss.   tables: sizes at the end.
+    machine: cpu, cores, python, commit.   versions: of the packages that numbers depend on.
+    """
+
+    name: str
+    auc: float | None
+    logloss: float | None
+    examples: int
+    examples_per_second: float
+    seconds: float
+    steps: int
+    rows: int
+    checkpoint: str | None
+    resumed_from: str | None = None
+    stopped: str = "finished"
+    history: Sequence[Mapping[str, object]] = ()
+    tables: Sequence[TableSize] = ()
+    machine: Mapping[str, object] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def write_report(run: RunFolder, report: RunReport) -> None:
+    """Write `report.json` and `report.md` into the run's folder."""
+    text = json.dumps(strict_json(asdict(report)), indent=2, allow_nan=False)
+    run.report.write_text(text + "\n", encoding="utf-8")
+    run.report_text.write_text(_markdown(report), encoding="utf-8")
+
+
+def _markdown(report: RunReport) -> str:
+    lines = [f"# {report.name}", ""]
+    outcome = ("auc", "logloss", "examples", "examples_per_second", "seconds", "steps", "rows", "stopped", "checkpoint")
+    lines += _table(["measured", "value"], [[name, getattr(report, name)] for name in outcome])
+    if report.history:
+        columns = list(report.history[0])
+        lines += ["", "## Evaluations", ""]
+        lines += _table(columns, [[entry.get(column) for column in columns] for entry in report.history])
+    if report.tables:
+        lines += ["", "## Tables", ""]
+        rows = [[size.table, size.dim, size.rows, size.bytes] for size in report.tables]
+        lines += _table(["table", "dim", "rows", "bytes"], rows)
+    lines += ["", "## Machine and versions", ""]
+    lines += _table(["what", "value"], [*report.machine.items(), *report.versions.items()])
+    return "\n".join(lines) + "\n"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    head = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
+    return head + [f"| {' | '.join(format_value(value) for value in row)} |" for row in rows]

@@ -1,0 +1,39 @@
+"""Scalars of a run as JSON lines and as TensorBoard events."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from embershard.cli.metrics_log import MetricsLog
+
+
+def test_lines_are_json_and_a_second_log_goes_on_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsLog(path) as log:
+        log.add("train", 10, {"loss": 0.5, "auc": None})
+    with MetricsLog(path) as log:
+        log.add("evaluate", 20, {"auc": math.nan})
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"phase": "train", "step": 10, "loss": 0.5, "auc": None},
+        {"phase": "evaluate", "step": 20, "auc": None},
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_reads_back_the_scalars(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with MetricsLog(tmp_path / "metrics.jsonl", tmp_path / "tensorboard") as log:
+        for step in (1, 2, 3):
+            log.add("train", step, {"loss": 1.0 / step, "auc": math.nan})
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert events.Tags()["scalars"] == ["train/loss"]
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [
+        (1, 1.0),
+        (2, 0.5),
+        (3, pytest.approx(1 / 3)),
+    ]
