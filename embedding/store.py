@@ -29,12 +29,14 @@ class PushToken:
 class Push:
     """Gradients of one batch.
 
+    token:       names the batch; None where it belongs to no work unit: the store gives it a client's token.
     gradients:   (Σ n_t·D_t,) float32, laid out as `TableKeys` says.   occurrences: (n,) uint32, times each key occurred.
     examples, step, now, lr_scale: see `UpdateStep`.
     seen_pushes: (2^t,) uint64 push counters the rows were pulled at (staleness), or None.
+    recomputed:  the same token was refused as stale and the batch was computed again from fresh rows.
     """
 
-    token: PushToken
+    token: PushToken | None
     keys: TableKeys
     gradients: npt.NDArray[np.float32]
     occurrences: npt.NDArray[np.uint32]
@@ -43,6 +45,7 @@ class Push:
     now: int
     lr_scale: float = 1.0
     seen_pushes: npt.NDArray[np.uint64] | None = None
+    recomputed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

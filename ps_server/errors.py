@@ -1,0 +1,37 @@
+"""Errors of the store: one class per decision a caller can take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class StoreClosedError(RuntimeError):
+    """The store was closed; make a new one."""
+
+
+class SharedStoreNeededError(RuntimeError):
+    """A store of one process is used by several (a fork, or a world size above 1); the way out is `es.connect`."""
+
+
+class WrongShardError(LookupError):
+    """The shard does not own some of the request's tablets; nothing was read or changed.
+
+    tablets: the tablets that are not here.   epoch: of the map the shard knows.
+    """
+
+    def __init__(self, tablets: Sequence[int], epoch: int) -> None:
+        self.tablets = tuple(tablets)
+        self.epoch = epoch
+        shown = ", ".join(map(str, self.tablets[:8])) + (", …" if len(self.tablets) > 8 else "")
+        super().__init__(f"expected tablets this shard owns at map epoch {epoch}, got tablets {shown}")
+
+
+class GenerationError(RuntimeError):
+    """The caller belongs to another generation; it has to adopt the newer one, or is a zombie of an older one."""
+
+    def __init__(self, expected: int, got: int) -> None:
+        self.expected, self.got = expected, got
+        super().__init__(f"expected generation {expected}, got {got}")

@@ -1,0 +1,201 @@
+"""LocalStore: the store of one process, over one shard, without a network."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..embedding.store import Exchange, Pull, Push
+from ..embedding.table_config import TableConfig
+from ..embedding.table_group import TableGroup, TableKeys, TableStats, TabletSnapshot
+from .client_tokens import ClientTokens
+from .errors import SharedStoreNeededError, StoreClosedError
+from .lane import Lane
+from .mutation import CompleteUnit, DropTable, EnsureTables, ImportTablet
+from .shard import Shard, StalenessLimit
+
+
+class LocalStore:
+    """Rows of all tables in this process; see `EmbeddingStore`.
+
+    Thread safety: any verb from any thread; calls are carried out one at a time, in call order.
+    Raises: SharedStoreNeededError when one process of several uses it (after a fork, or at a world size above 1), since
+    each would train rows of its own; `es.connect` is the way out.
+    """
+
+    def __init__(
+        self,
+        tablet_bits: int = 8,
+        threads: int = 1,
+        *,
+        tables: TableGroup | None = None,
+        staleness: StalenessLimit | None = None,
+        clock: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """tablet_bits: the key space is cut into 2^tablet_bits ranges.   threads: of the native tables.
+        tables: another table group than the native one (tablet_bits and threads are then its own).
+        clock: seconds, stored as `touched_at` by `assign`; the default keeps runs repeatable."""
+        self._process = os.getpid()
+        self._check_alone()
+        if tables is None:
+            from ..embedding.native_table_group import NativeTableGroup
+
+            tables = NativeTableGroup(tablet_bits, threads)
+        self._tokens = ClientTokens()
+        self._shard = Shard(tables, staleness=staleness)
+        self._clock = clock
+        self._lane = Lane()
+        self._identity = f"local-{secrets.token_hex(8)}"
+        self._closed = False
+
+    @property
+    def identity(self) -> str:
+        """Name that is unique to this store's rows."""
+        return self._identity
+
+    @property
+    def tablet_bits(self) -> int:
+        """The key space is cut into 2^tablet_bits ranges."""
+        return self._shard.tablet_bits
+
+    @property
+    def shard(self) -> Shard:
+        """The shard behind this store, for its statistics."""
+        return self._shard
+
+    def ensure_tables(self, tables: Sequence[TableConfig]) -> None:
+        """Make the tables exist; idempotent. Raises: TableConflictError naming the field; nothing is changed."""
+        with self._turn():
+            self._shard.apply(EnsureTables(tuple(tables)))
+
+    def tables(self) -> tuple[TableConfig, ...]:
+        """Configurations of the tables there are."""
+        with self._turn():
+            return self._shard.tables()
+
+    def exchange(self, push: Push | None, pull: Pull | None) -> Exchange:
+        """Apply the push, then read the rows; calls are carried out one at a time, in call order."""
+        with self._turn():
+            if push is not None and push.token is None:
+                push = replace(push, token=self._tokens.next())
+            return self._shard.exchange(push, pull)
+
+    def assign(
+        self,
+        keys: TableKeys,
+        weights: npt.NDArray[np.float32],
+        state: npt.NDArray[np.float32] | None = None,
+        *,
+        if_absent: bool = False,
+    ) -> int:
+        """Rows set; see `TableGroup.assign`."""
+        with self._turn():
+            token, now = self._tokens.next(), self._clock()
+            mutation = self._shard.decide_assign(token, keys, weights, state, if_absent=if_absent, now=now)
+            return _rows(None if mutation is None else self._shard.apply(mutation))
+
+    def erase(self, keys: TableKeys) -> int:
+        """Rows removed."""
+        with self._turn():
+            mutation = self._shard.decide_erase(self._tokens.next(), keys)
+            return _rows(None if mutation is None else self._shard.apply(mutation))
+
+    def evict(self, now: int) -> dict[str, int]:
+        """Rows removed per table by the tables' eviction policies."""
+        with self._turn():
+            mutation = self._shard.decide_evict(self._tokens.next(), now)
+            evicted = None if mutation is None else self._shard.apply(mutation)
+            return evicted if isinstance(evicted, dict) else {}
+
+    def stats(self) -> dict[str, TableStats]:
+        """Rows and bytes per table."""
+        with self._turn():
+            return self._shard.stats()
+
+    def drop_table(self, name: str) -> None:
+        """Remove a table with its rows. Raises: UnknownTableError."""
+        with self._turn():
+            self._shard.apply(DropTable(name))
+
+    def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
+        """Consistent copy of one tablet with its applied memory."""
+        with self._turn():
+            return self._shard.snapshot(tablet, since_version)
+
+    def restore(self, snapshot: TabletSnapshot) -> None:
+        """Replace (or merge a delta into) one tablet."""
+        with self._turn():
+            self._shard.apply(ImportTablet(snapshot))
+
+    def cut(self, tablet: int) -> int:
+        """Bump the tablet's version; changes from now on carry the new one, which is returned."""
+        with self._turn():
+            mutation = self._shard.decide_cut(self._tokens.next(), tablet)
+            return _rows(None if mutation is None else self._shard.apply(mutation))
+
+    def complete_unit(self, unit: int) -> None:
+        """Let the tablets drop their applied memory of a finished work unit; late pushes of it are fenced."""
+        with self._turn():
+            self._shard.apply(CompleteUnit(unit))
+
+    def close(self) -> None:
+        """Let go of the rows; idempotent. Any later call raises StoreClosedError."""
+        if self._process == os.getpid():
+            with self._lane:
+                self._closed = True
+                vars(self).pop("_shard", None)
+
+    def __enter__(self) -> LocalStore:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> LocalStore:
+        raise TypeError(
+            "expected one store to one set of rows, got deepcopy of a LocalStore; share it, or make a new one"
+        )
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "expected a store to stay in its process, got pickle of a LocalStore; use es.connect in the other one"
+        )
+
+    def _turn(self) -> Lane:
+        if self._process != os.getpid():
+            raise SharedStoreNeededError(
+                f"expected process {self._process}, which made this LocalStore, got its fork {os.getpid()}: "
+                "the fork has a copy of the rows that nobody else sees; start shards and use es.connect in each process"
+            )
+        self._check_alone()
+        if self._closed:
+            raise StoreClosedError("expected an open LocalStore, got one that was closed")
+        return self._lane
+
+    @staticmethod
+    def _check_alone() -> None:
+        size = _world_size()
+        if size > 1:
+            raise SharedStoreNeededError(
+                f"expected world size 1, got {size}: each process would train rows of its own in its LocalStore; "
+                "start shards (`embershard cluster up`) and use es.connect in each process"
+            )
+
+
+def _rows(count: object) -> int:
+    return count if isinstance(count, int) else 0
+
+
+def _world_size() -> int:
+    # torch is not imported for this: if the process uses torch.distributed, it is loaded already.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_world_size())
+    size = os.environ.get("WORLD_SIZE", "1")
+    return int(size) if size.isdigit() else 1

@@ -1,0 +1,137 @@
+"""Mutations with their effective arguments: what a shard applies, what its push log holds, what replay repeats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..embedding.store import PushToken
+from ..embedding.table_config import TableConfig
+from ..embedding.table_group import TableKeys, TabletSnapshot, UpdateStep
+from .tablets import TabletMask
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyPush:
+    """Gradients of one batch for the tablets that accepted them.
+
+    tablets: apply at `step.lr_scale`.   late: apply at `step.lr_scale · late_lr` (too stale, recomputed once).
+    Keys of other tablets are left out. gradients, occurrences: laid out as `keys` says.
+    """
+
+    token: PushToken
+    keys: TableKeys
+    gradients: npt.NDArray[np.float32]
+    occurrences: npt.NDArray[np.uint32]
+    step: UpdateStep
+    tablets: TabletMask
+    late: TabletMask
+    late_lr: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class AssignRows:
+    """Rows set to weights (and state, flat, or initial state) in `tablets`."""
+
+    token: PushToken
+    keys: TableKeys
+    weights: npt.NDArray[np.float32]
+    state: npt.NDArray[np.float32] | None
+    if_absent: bool
+    now: int
+    tablets: TabletMask
+
+
+@dataclass(frozen=True, slots=True)
+class EraseRows:
+    """Rows removed from `tablets`."""
+
+    token: PushToken
+    keys: TableKeys
+    tablets: TabletMask
+
+
+@dataclass(frozen=True, slots=True)
+class EvictRows:
+    """Rows removed by the tables' eviction policies at time `now`."""
+
+    token: PushToken
+    now: int
+    max_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EnsureTables:
+    """Tables made to exist, in this order."""
+
+    tables: tuple[TableConfig, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropTable:
+    """A table removed with its rows."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CutTablet:
+    """A tablet's version bumped."""
+
+    token: PushToken
+    tablet: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImportTablet:
+    """A tablet replaced by (or a delta merged from) a snapshot, with its applied memory; the shard owns it from now."""
+
+    snapshot: TabletSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class DropTablet:
+    """A tablet's rows and applied memory forgotten; the shard owns it no more."""
+
+    tablet: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteUnit:
+    """A finished work unit: its applied memory is dropped and late pushes of it are fenced."""
+
+    unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseLowestLease:
+    """Leases below are over: their units are forgotten and late pushes of them fenced."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptMap:
+    """The tablets this shard owns at a map epoch, and the generation it belongs to."""
+
+    owned: TabletMask
+    epoch: int
+    generation: int
+
+
+Mutation = (
+    ApplyPush
+    | AssignRows
+    | EraseRows
+    | EvictRows
+    | EnsureTables
+    | DropTable
+    | CutTablet
+    | ImportTablet
+    | DropTablet
+    | CompleteUnit
+    | RaiseLowestLease
+    | AdoptMap
+)

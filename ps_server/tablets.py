@@ -1,0 +1,37 @@
+"""Which tablet a key lies in: the top t bits of the key."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_TABLET_BITS = 16
+
+TabletMask = npt.NDArray[np.bool_]
+"""(2^t,) one flag per tablet."""
+
+
+def check_tablet_bits(tablet_bits: int) -> int:
+    """`tablet_bits`, if it is one a store can have. Raises: ValueError."""
+    if not 0 <= tablet_bits <= MAX_TABLET_BITS:
+        raise ValueError(f"expected tablet_bits from 0 to {MAX_TABLET_BITS}, got {tablet_bits}")
+    return tablet_bits
+
+
+def tablets_of(keys: npt.NDArray[np.uint64], tablet_bits: int) -> npt.NDArray[np.intp]:
+    """(n,) tablet of each of `keys`."""
+    if tablet_bits == 0:
+        return np.zeros(len(keys), np.intp)
+    tablets: npt.NDArray[np.intp] = (keys >> np.uint64(64 - tablet_bits)).astype(np.intp)
+    return tablets
+
+
+def keys_per_tablet(keys: npt.NDArray[np.uint64], tablet_bits: int) -> npt.NDArray[np.int64]:
+    """(2^t,) int64 number of `keys` in each tablet."""
+    return np.bincount(tablets_of(keys, tablet_bits), minlength=1 << tablet_bits).astype(np.int64, copy=False)
+
+
+def tablet_range(first: int, last: int, tablet_bits: int) -> str:
+    """Text of tablets [first, last] with the keys they hold, for error messages."""
+    width = 64 - tablet_bits
+    return f"tablets {first}..{last} (keys {first << width:#018x}..{((last + 1) << width) - 1:#018x})"
