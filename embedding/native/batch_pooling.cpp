@@ -1,0 +1,249 @@
+#include "batch_pooling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace embershard {
+
+namespace {
+
+constexpr int64_t kMaxDim = 4096;
+
+// Width known to the compiler (1, 8, 16, 32, 64) or at run time (0).
+template <int64_t N>
+struct Width {
+  int64_t value;
+  constexpr int64_t operator()() const { return N > 0 ? N : value; }
+};
+
+template <class Body>
+void with_width(int64_t dim, Body&& body) {
+  switch (dim) {
+    case 1: return body(Width<1>{dim});
+    case 8: return body(Width<8>{dim});
+    case 16: return body(Width<16>{dim});
+    case 32: return body(Width<32>{dim});
+    case 64: return body(Width<64>{dim});
+    default: return body(Width<0>{dim});
+  }
+}
+
+// How far ahead of the example at work rows are fetched into the cache.
+constexpr int64_t kPrefetchExamples = 2;
+
+struct Bag {
+  int64_t start;
+  int64_t stop;
+};
+
+inline Bag bag_of(const Bags& bags, const Field& field, int64_t example) {
+  const int64_t* offsets = bags.offsets + field.feature * bags.examples;
+  if (field.scalar) return {offsets[0] + example, offsets[0] + example + 1};
+  return {offsets[example], offsets[example + 1]};
+}
+
+inline float weight_of(const Bags& bags, int64_t value) { return bags.weights ? bags.weights[value] : 1.0f; }
+
+// What the bag's weighted sum is divided by: 1, Σw or √Σw²; 0 marks a bag that gives zeros.
+float divisor_of(const Bags& bags, const Bag& bag, Pooling pooling) {
+  if (bag.start == bag.stop) return 0.0f;
+  if (pooling == Pooling::kSum || pooling == Pooling::kMax) return 1.0f;
+  float total = 0.0f;
+  for (int64_t i = bag.start; i < bag.stop; ++i) {
+    const float w = weight_of(bags, i);
+    total += pooling == Pooling::kMean ? w : w * w;
+  }
+  return pooling == Pooling::kMean ? total : std::sqrt(total);
+}
+
+inline const float* row_at(const float* rows, const RowBlock& block, int32_t row) {
+  return rows + (row - block.row_start) * block.width + block.first_column;
+}
+
+inline float* row_at(float* rows, const RowBlock& block, int32_t row) {
+  return rows + (row - block.row_start) * block.width + block.first_column;
+}
+
+template <class W>
+void pool_bag(const float* rows, const RowBlock& block, const Bags& bags, const Bag& bag, Pooling pooling, W width,
+              float* __restrict out) {
+  const int64_t dim = width();
+  const float divisor = divisor_of(bags, bag, pooling);
+  if (divisor == 0.0f) {
+    std::fill_n(out, dim, 0.0f);
+    return;
+  }
+  for (int64_t i = bag.start; i < bag.stop; ++i) {
+    const float* row = row_at(rows, block, bags.inverse[i]);
+    const float w = weight_of(bags, i);
+    if (i == bag.start) {
+      for (int64_t d = 0; d < dim; ++d) out[d] = w * row[d];
+    } else if (pooling == Pooling::kMax) {
+      for (int64_t d = 0; d < dim; ++d) out[d] = std::max(out[d], w * row[d]);
+    } else {
+      for (int64_t d = 0; d < dim; ++d) out[d] += w * row[d];
+    }
+  }
+  if (pooling == Pooling::kMean || pooling == Pooling::kSqrtN) {
+    for (int64_t d = 0; d < dim; ++d) out[d] /= divisor;
+  }
+}
+
+template <class W>
+void pool_field(const float* rows, const RowBlock& block, const Bags& bags, const Field& field, int64_t example,
+                W width, float* __restrict out) {
+  const Bag bag = bag_of(bags, field, example);
+  if (field.scalar && !bags.weights) {
+    std::memcpy(out, row_at(rows, block, bags.inverse[bag.start]), sizeof(float) * static_cast<size_t>(width()));
+  } else {
+    pool_bag(rows, block, bags, bag, field.pooling, width, out);
+  }
+}
+
+// Each component's gradient goes to the first value that holds the maximum.
+template <class W>
+void spread_max(const float* rows, const RowBlock& block, const Bags& bags, const Bag& bag, W width,
+                const float* gradient, float* row_gradients) {
+  for (int64_t d = 0; d < width(); ++d) {
+    int64_t best = bag.start;
+    float best_value = weight_of(bags, best) * row_at(rows, block, bags.inverse[best])[d];
+    for (int64_t i = bag.start + 1; i < bag.stop; ++i) {
+      const float value = weight_of(bags, i) * row_at(rows, block, bags.inverse[i])[d];
+      if (value > best_value) {
+        best = i;
+        best_value = value;
+      }
+    }
+    row_at(row_gradients, block, bags.inverse[best])[d] += weight_of(bags, best) * gradient[d];
+  }
+}
+
+template <class W>
+void spread_field(const float* rows, const RowBlock& block, const Bags& bags, const Field& field, int64_t example,
+                  W width, const float* __restrict gradient, float* __restrict row_gradients) {
+  const Bag bag = bag_of(bags, field, example);
+  const int64_t dim = width();
+  if (field.scalar && !bags.weights) {
+    float* row = row_at(row_gradients, block, bags.inverse[bag.start]);
+    for (int64_t d = 0; d < dim; ++d) row[d] += gradient[d];
+    return;
+  }
+  const float divisor = divisor_of(bags, bag, field.pooling);
+  if (divisor == 0.0f) return;
+  if (field.pooling == Pooling::kMax) return spread_max(rows, block, bags, bag, width, gradient, row_gradients);
+  for (int64_t i = bag.start; i < bag.stop; ++i) {
+    float* row = row_at(row_gradients, block, bags.inverse[i]);
+    const float w = weight_of(bags, i);
+    for (int64_t d = 0; d < dim; ++d) row[d] += w * gradient[d] / divisor;
+  }
+}
+
+void prefetch_example(const float* rows, const RowBlock& block, const Bags& bags, const Fields& fields,
+                      int64_t example) {
+  if (example >= bags.examples) return;
+  for (int64_t f = 0; f < fields.count; ++f) {
+    const Bag bag = bag_of(bags, fields.data[f], example);
+    if (bag.start == bag.stop) continue;
+    const float* row = rows + (bags.inverse[bag.start] - block.row_start) * block.width;
+    __builtin_prefetch(row);
+    __builtin_prefetch(row + block.width - 1);
+  }
+}
+
+}  // namespace
+
+void pool_rows(const float* rows, const RowBlock& block, const Bags& bags, const Fields& fields, float* out,
+               int64_t out_stride) {
+  with_width(block.dim, [&](auto width) {
+    for (int64_t b = 0; b < bags.examples; ++b) {
+      prefetch_example(rows, block, bags, fields, b + kPrefetchExamples);
+      for (int64_t f = 0; f < fields.count; ++f) {
+        pool_field(rows, block, bags, fields.data[f], b, width, out + b * out_stride + fields.data[f].column);
+      }
+    }
+  });
+}
+
+void sum_row_gradients(const float* rows, const RowBlock& block, const Bags& bags, const Fields& fields,
+                       const float* gradient, int64_t gradient_stride, float* row_gradients) {
+  with_width(block.dim, [&](auto width) {
+    for (int64_t b = 0; b < bags.examples; ++b) {
+      prefetch_example(row_gradients, block, bags, fields, b + kPrefetchExamples);
+      for (int64_t f = 0; f < fields.count; ++f) {
+        spread_field(rows, block, bags, fields.data[f], b, width,
+                     gradient + b * gradient_stride + fields.data[f].column, row_gradients);
+      }
+    }
+  });
+}
+
+void pool_interaction(const float* rows, const RowBlock& factors, int64_t linear_column, const Bags& bags,
+                      const Fields& fields, const InteractionOutput& out) {
+  RowBlock linear = factors;
+  linear.first_column = linear_column;
+  linear.dim = 1;
+  float squares[kMaxDim];
+  with_width(factors.dim, [&](auto width) {
+    const int64_t dim = width();
+    for (int64_t b = 0; b < bags.examples; ++b) {
+      prefetch_example(rows, factors, bags, fields, b + kPrefetchExamples);
+      float* __restrict sums = out.factor_sums + b * dim;
+      std::fill_n(sums, dim, 0.0f);
+      std::fill_n(squares, dim, 0.0f);
+      float first_order = 0.0f;
+      for (int64_t f = 0; f < fields.count; ++f) {
+        const Field& field = fields.data[f];
+        float* field_out = out.fields + b * out.stride + field.column;
+        pool_field(rows, factors, bags, field, b, width, field_out);
+        for (int64_t d = 0; d < dim; ++d) {
+          const float e = field_out[d];
+          sums[d] += e;
+          squares[d] += e * e;
+        }
+        if (linear_column >= 0) {
+          float weight;
+          pool_field(rows, linear, bags, field, b, Width<1>{1}, &weight);
+          first_order += weight;
+        }
+      }
+      float second_order = 0.0f;
+      for (int64_t d = 0; d < dim; ++d) second_order += sums[d] * sums[d] - squares[d];
+      out.first_order[b] = first_order;
+      out.second_order[b] = 0.5f * second_order;
+    }
+  });
+}
+
+void sum_interaction_gradients(const float* rows, const RowBlock& factors, int64_t linear_column, const Bags& bags,
+                               const Fields& fields, const InteractionForward& forward,
+                               const InteractionGradient& gradient, float* row_gradients) {
+  RowBlock linear = factors;
+  linear.first_column = linear_column;
+  linear.dim = 1;
+  float field_gradient[kMaxDim];
+  with_width(factors.dim, [&](auto width) {
+    const int64_t dim = width();
+    for (int64_t b = 0; b < bags.examples; ++b) {
+      prefetch_example(row_gradients, factors, bags, fields, b + kPrefetchExamples);
+      const float* __restrict sums = forward.factor_sums + b * dim;
+      const float second_order = gradient.second_order ? gradient.second_order[b] : 0.0f;
+      for (int64_t f = 0; f < fields.count; ++f) {
+        const Field& field = fields.data[f];
+        const float* __restrict e = forward.fields + b * forward.stride + field.column;
+        if (gradient.fields) {
+          const float* __restrict from = gradient.fields + b * gradient.stride + field.column;
+          for (int64_t d = 0; d < dim; ++d) field_gradient[d] = from[d] + second_order * (sums[d] - e[d]);
+        } else {
+          for (int64_t d = 0; d < dim; ++d) field_gradient[d] = second_order * (sums[d] - e[d]);
+        }
+        spread_field(rows, factors, bags, field, b, width, field_gradient, row_gradients);
+        if (linear_column >= 0 && gradient.first_order) {
+          spread_field(rows, linear, bags, field, b, Width<1>{1}, gradient.first_order + b, row_gradients);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace embershard
