@@ -118,7 +118,7 @@ def _columns(rows: FloatArray, block: RowColumns) -> FloatArray:
 
 def _in_order(terms: FloatArray) -> np.float32:
     """Sum from the left, each partial sum rounded; `np.sum` pairs terms."""
-    total = np.float32(0)
+    total: np.float32 = np.float32(0)
     for term in terms:
         total = np.float32(total + term)
     return total
@@ -133,13 +133,12 @@ class _Bag:
         self.pooling = pooling
 
     def divisor(self) -> np.float32:
-        if len(self.rows) == 0:
-            return np.float32(0)
-        if self.pooling is Pooling.MEAN:
-            return np.float32(_in_order(self.weights))
-        if self.pooling is Pooling.SQRTN:
-            return np.float32(np.sqrt(_in_order(self.weights * self.weights)))
-        return np.float32(1)
+        divisor: np.float32 = np.float32(len(self.rows) > 0)
+        if len(self.rows) > 0 and self.pooling is Pooling.MEAN:
+            divisor = _in_order(self.weights)
+        elif len(self.rows) > 0 and self.pooling is Pooling.SQRTN:
+            divisor = np.sqrt(_in_order(self.weights * self.weights))
+        return divisor
 
     def pool(self, rows: FloatArray, row_start: int) -> FloatArray:
         divisor = self.divisor()
