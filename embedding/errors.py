@@ -21,3 +21,7 @@ class CorruptCheckpointError(ValueError):
 
 class CheckpointMismatchError(ValueError):
     """The checkpoint is sound but does not fit what it is restored into; the message names the table and field."""
+
+
+class CheckpointWriteError(OSError):
+    """A checkpoint or export could not be written (disk full, no permission); nothing of it is left."""

@@ -1,0 +1,269 @@
+"""Directories on any pyarrow filesystem: files with checksums, temporary directories, durable renames."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+from pyarrow import fs as pafs
+
+_TEMPORARY_MARK = ".tmp-"
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A directory of one filesystem. Thread safety: immutable; files of different names may be used from any thread."""
+
+    filesystem: pafs.FileSystem
+    path: str
+
+    @classmethod
+    def of(cls, path: str | Path, filesystem: pafs.FileSystem | None = None) -> Directory:
+        """The directory at a local path, at a URI (`s3://…`), or at `path` of a given filesystem."""
+        if filesystem is not None:
+            return cls(filesystem, str(path).rstrip("/"))
+        if "://" in str(path):
+            return cls(*pafs.FileSystem.from_uri(str(path).rstrip("/")))
+        return cls(pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path)))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on a disk of this machine, where renames are atomic and files can be mapped."""
+        return isinstance(self.filesystem, pafs.LocalFileSystem)
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return self.path.rsplit("/", 1)[-1]
+
+    def child(self, name: str) -> Directory:
+        """The directory `name` below it."""
+        return Directory(self.filesystem, f"{self.path}/{name}")
+
+    def parent(self) -> Directory:
+        """The directory above it."""
+        return Directory(self.filesystem, self.path.rsplit("/", 1)[0] or "/")
+
+    def exists(self) -> bool:
+        """Whether there is such a directory."""
+        return bool(self.filesystem.get_file_info(self.path).type == pafs.FileType.Directory)
+
+    def make(self) -> None:
+        """Create it and those above it."""
+        self.filesystem.create_dir(self.path, recursive=True)
+
+    def names(self) -> list[str]:
+        """Names in it, ascending; empty where it does not exist."""
+        selector = pafs.FileSelector(self.path, allow_not_found=True)
+        return sorted(info.base_name for info in self.filesystem.get_file_info(selector))
+
+    def size_of(self, name: str) -> int | None:
+        """Bytes of a file in it, or None where there is no such file."""
+        info = self.filesystem.get_file_info(f"{self.path}/{name}")
+        return int(info.size) if info.type == pafs.FileType.File else None
+
+    def read(self, name: str) -> bytes:
+        """All bytes of a file. Raises: OSError."""
+        with self.filesystem.open_input_stream(f"{self.path}/{name}") as stream:
+            return bytes(stream.read())
+
+    def open(self, name: str) -> Any:
+        """A file for random access, mapped into memory where that is possible."""
+        path = f"{self.path}/{name}"
+        return pa.memory_map(path) if self.is_local else self.filesystem.open_input_file(path)
+
+    def sha256(self, name: str) -> str:
+        """sha256 of a file in hex, read once in bounded memory. Raises: OSError."""
+        digest = hashlib.sha256()
+        if self.is_local:
+            buffer = bytearray(_READ_BYTES)
+            view = memoryview(buffer)
+            with open(f"{self.path}/{name}", "rb", buffering=0) as file:
+                while count := file.readinto(buffer):
+                    digest.update(view[:count])
+        else:
+            with self.filesystem.open_input_stream(f"{self.path}/{name}") as stream:
+                while chunk := stream.read(_READ_BYTES):
+                    digest.update(chunk)
+        return digest.hexdigest()
+
+    def create(self, name: str) -> ChecksumFile:
+        """A new file that counts and sums what is written to it. Raises: OSError."""
+        path = f"{self.path}/{name}"
+        if self.is_local:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            return ChecksumFile(open(path, "wb"))
+        self.filesystem.create_dir(path.rsplit("/", 1)[0], recursive=True)
+        return ChecksumFile(self.filesystem.open_output_stream(path))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a whole file and make it durable."""
+        with self.create(name) as file:
+            file.write(data)
+
+    def delete(self) -> None:
+        """Remove it with all that is in it; nothing happens where it does not exist."""
+        if self.is_local:
+            shutil.rmtree(self.path, ignore_errors=True)
+        else:
+            with suppress(FileNotFoundError):
+                self.filesystem.delete_dir(self.path)
+
+    def delete_file(self, name: str) -> None:
+        """Remove one file of it."""
+        self.filesystem.delete_file(f"{self.path}/{name}")
+
+    def sync(self) -> None:
+        """Make the names in it, and in the directories below it, durable; object stores need no such thing."""
+        if self.is_local:
+            for folder, _, _ in os.walk(self.path):
+                _sync_path(folder)
+
+
+class ChecksumFile(io.RawIOBase):
+    """A file being written: counts bytes and sums them (sha256) as they pass. Thread safety: one thread at a time."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__()
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._bytes = 0
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Bytes written, which is all of `data`. Raises: OSError."""
+        view = memoryview(data).cast("B")
+        self._file.write(view)
+        self._digest.update(view)
+        self._bytes += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._bytes
+
+    def sha256(self) -> str:
+        """sha256 of the bytes so far, in hex."""
+        return self._digest.hexdigest()
+
+    def abandon(self) -> None:
+        """Close without caring for what was written; never raises."""
+        with suppress(OSError, ValueError):
+            super().close()
+            self._file.close()
+
+    def close(self) -> None:
+        """Flush, make durable (on a local disk), close."""
+        if not self.closed:
+            try:
+                self._file.flush()
+                if hasattr(self._file, "fileno") and not isinstance(self._file, pa.NativeFile):
+                    os.fsync(self._file.fileno())
+            finally:
+                super().close()
+                self._file.close()
+
+
+@contextmanager
+def committed_directory(root: Directory, names: Iterator[str]) -> Iterator[tuple[Directory, str]]:
+    """A directory to fill, and the name it will have: the first of `names` that is free in `root`.
+
+    On a local disk it is a temporary directory that is made durable and renamed at the end; elsewhere the final one.
+    The caller writes the file that makes it valid last. Whatever raises inside leaves nothing behind.
+    """
+    root.make()
+    name = next(candidate for candidate in names if not root.child(candidate).exists())
+    if not root.is_local:
+        target = root.child(name)
+        target.make()
+        try:
+            yield target, name
+        except BaseException:
+            with suppress(OSError):
+                target.delete()
+            raise
+        return
+    remove_abandoned(root)
+    target = root.child(f"{name}{_TEMPORARY_MARK}{os.getpid()}-{secrets.token_hex(4)}")
+    target.make()
+    lock = os.open(target.path, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield target, name
+        target.sync()
+        os.rename(target.path, root.child(name).path)
+        _sync_path(root.path)
+    except BaseException:
+        target.delete()
+        raise
+    finally:
+        os.close(lock)
+
+
+def remove_abandoned(root: Directory) -> None:
+    """Delete temporary directories whose writer is gone; a living writer holds a lock on its own."""
+    if not root.is_local:
+        return
+    for name in root.names():
+        if _TEMPORARY_MARK not in name:
+            continue
+        with suppress(OSError):
+            lock = os.open(root.child(name).path, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                root.child(name).delete()
+            finally:
+                os.close(lock)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether `name` is that of a directory still being written, or left by a writer that died."""
+    return _TEMPORARY_MARK in name
+
+
+class BackgroundCloser:
+    """Closes (and so makes durable) files on a thread of its own: the disk works while the next file is filled."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "checkpoint-sync")
+        self._pending: list[Future[None]] = []
+
+    def close(self, file: ChecksumFile) -> None:
+        """Queue one file. Raises: OSError of a file queued before."""
+        for future in self._pending:
+            if future.done():
+                future.result()
+        self._pending.append(self._pool.submit(file.close))
+
+    def shut_down(self) -> None:
+        """Wait until every queued file is closed, whatever became of it."""
+        self._pool.shutdown(wait=True)
+
+    def finish(self) -> None:
+        """Wait for all. Raises: OSError of the first that failed."""
+        self.shut_down()
+        for future in self._pending:
+            future.result()
+
+
+def _sync_path(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,153 @@
+"""Format of the row files: Arrow schemas of rows, counters and applied memory, and their NumPy views.
+
+The bytes are described in docs/checkpoint_format.md. Every file is an Arrow IPC file whose rows ascend by key; since a
+tablet is a range of the key space, rows of consecutive tablets follow each other without a mark between them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..table_config import TableConfig
+from ..table_group import AppliedMemory, TableRows
+
+Column = npt.NDArray[Any]
+
+WEIGHT_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+}
+
+ADMISSION_SCHEMA = pa.schema([("key", pa.uint64()), ("count", pa.uint32())])
+ERASED_SCHEMA = pa.schema([("key", pa.uint64()), ("version", pa.uint32())])
+APPLIED_SCHEMA = pa.schema(
+    [("tablet", pa.uint32()), ("unit", pa.uint64()), ("lease", pa.uint64()), ("batch", pa.int64())]
+)
+TABLETS_SCHEMA = pa.schema(
+    [("tablet", pa.uint32()), ("version", pa.uint32()), ("changes_since", pa.uint32()), ("push_count", pa.uint64())]
+)
+
+
+def file_name(kind: str, first_tablet: int, table_index: int | None = None, table: str = "") -> str:
+    """Relative path of a file; the table's number makes it unique, its name is there for the reader's eye only."""
+    if table_index is None:
+        return f"{kind}/{first_tablet:05d}.arrow"
+    return f"{kind}/{table_index:03d}-{re.sub(r'[^A-Za-z0-9_-]', '_', table)[:48]}.{first_tablet:05d}.arrow"
+
+
+def row_schema(table: TableConfig, state_width: int) -> pa.Schema:
+    """Schema of a table's row files: key, weights, state (absent where S = 0), count, touched_at, version."""
+    weight = pa.from_numpy_dtype(WEIGHT_DTYPES[table.dtype])
+    fields = [
+        pa.field("key", pa.uint64(), nullable=False),
+        pa.field("weights", pa.list_(weight, table.dim), nullable=False, metadata={"dtype": table.dtype}),
+    ]
+    if state_width:
+        fields.append(pa.field("state", pa.list_(pa.float32(), state_width), nullable=False))
+    fields += [pa.field(name, pa.uint32(), nullable=False) for name in ("count", "touched_at", "version")]
+    return pa.schema(fields, metadata={"embershard.table": table.name})
+
+
+def row_batch(schema: pa.Schema, rows: TableRows) -> pa.RecordBatch:
+    """Rows as one record batch over the same memory."""
+    columns = {
+        "key": rows.keys,
+        "weights": rows.weights,
+        "state": rows.state,
+        "count": rows.count,
+        "touched_at": rows.touched_at,
+        "version": rows.version,
+    }
+    return pa.RecordBatch.from_arrays([_column(field.type, columns[field.name]) for field in schema], schema=schema)
+
+
+def rows_of_batch(batch: pa.RecordBatch, start: int, stop: int) -> TableRows:
+    """Views of rows [start, stop) of a record batch, with no counters and no erased keys."""
+    part = batch.slice(start, stop - start)
+    names = part.schema.names
+    return TableRows(
+        keys=numbers(part, "key"),
+        weights=_matrix(part, "weights"),
+        state=_matrix(part, "state") if "state" in names else np.empty((part.num_rows, 0), np.float32),
+        count=numbers(part, "count"),
+        touched_at=numbers(part, "touched_at"),
+        version=numbers(part, "version"),
+        **_no_extras(),
+    )
+
+
+def concat_rows(parts: Sequence[TableRows], table: TableConfig, state_width: int) -> TableRows:
+    """Rows of consecutive ranges as one; a single part is returned as it is, no part gives no rows."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return empty_rows(table, state_width)
+    names = ("keys", "weights", "state", "count", "touched_at", "version")
+    return TableRows(
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}, **_no_extras()
+    )
+
+
+def empty_rows(table: TableConfig, state_width: int) -> TableRows:
+    """No rows of a table, in its layout."""
+    return TableRows(
+        keys=np.empty(0, np.uint64),
+        weights=np.empty((0, table.dim), WEIGHT_DTYPES[table.dtype]),
+        state=np.empty((0, state_width), np.float32),
+        count=np.empty(0, np.uint32),
+        touched_at=np.empty(0, np.uint32),
+        version=np.empty(0, np.uint32),
+        **_no_extras(),
+    )
+
+
+def record_batch(schema: pa.Schema, columns: Sequence[Column]) -> pa.RecordBatch:
+    """A record batch of plain number columns."""
+    return pa.RecordBatch.from_arrays(
+        [_column(field.type, column) for field, column in zip(schema, columns, strict=True)], schema=schema
+    )
+
+
+def numbers(batch: pa.RecordBatch | pa.Table, name: str) -> Column:
+    """A number column as NumPy; over the same memory for a record batch."""
+    column = batch.column(name)
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    return np.asarray(column.to_numpy(zero_copy_only=len(column) > 0))
+
+
+def sorted_memory(applied: AppliedMemory) -> AppliedMemory:
+    """Applied memory in (unit, lease) order, so that equal memories have equal bytes."""
+    order = np.lexsort((applied.lease, applied.unit))
+    return AppliedMemory(applied.unit[order], applied.lease[order], applied.batch[order])
+
+
+def _column(data_type: pa.DataType, values: Column) -> pa.Array:
+    contiguous = np.ascontiguousarray(values)
+    if pa.types.is_fixed_size_list(data_type):
+        flat = pa.Array.from_buffers(data_type.value_type, contiguous.size, [None, pa.py_buffer(contiguous)])
+        return pa.Array.from_buffers(data_type, len(contiguous), [None], children=[flat])
+    return pa.Array.from_buffers(data_type, contiguous.size, [None, pa.py_buffer(contiguous)])
+
+
+def _matrix(batch: pa.RecordBatch, name: str) -> Column:
+    column = batch.column(name)
+    flat = column.flatten()
+    values = flat.to_numpy(zero_copy_only=len(flat) > 0)
+    return np.asarray(values.reshape(len(column), column.type.list_size))
+
+
+def _no_extras() -> dict[str, Column]:
+    return {
+        "admission_keys": np.empty(0, np.uint64),
+        "admission_counts": np.empty(0, np.uint32),
+        "erased_keys": np.empty(0, np.uint64),
+        "erased_versions": np.empty(0, np.uint32),
+    }

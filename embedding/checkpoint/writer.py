@@ -1,0 +1,222 @@
+"""Writes checkpoints: tablet by tablet, in bounded memory, manifest last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from pyarrow import fs as pafs
+from safetensors.numpy import save as save_tensors
+
+from ..errors import CheckpointMismatchError, CheckpointWriteError
+from ..table_config import TableConfig
+from ..table_group import TabletSnapshot
+from .catalog import next_sequence, step_names
+from .manifest import MANIFEST_NAME, FileEntry, Manifest, encode_manifest, json_hash, package_version
+from .reader import Checkpoint, open_checkpoint
+from .storage import BackgroundCloser, Directory, committed_directory
+from .tablet_file import APPLIED_SCHEMA, TABLETS_SCHEMA, Column, record_batch, sorted_memory
+from .tablet_file_writer import FileSeries, TableFiles
+
+
+class SnapshotSource(Protocol):
+    """What a checkpoint is made from: a store, or another checkpoint."""
+
+    @property
+    def tablet_bits(self) -> int:
+        """The key space is cut into 2^tablet_bits ranges."""
+
+    def tables(self) -> tuple[TableConfig, ...]:
+        """Configurations of the tables there are."""
+
+    def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
+        """Consistent copy of one tablet."""
+
+    def cut(self, tablet: int) -> int:
+        """Bump the tablet's version; changes from now on carry the one returned."""
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What a checkpoint holds beside the rows.
+
+    step, generation: see `Manifest`.   feature_map, config, cursor, scalars: JSON data.
+    dense:         arrays by name (parameters, optimizer state of the dense part, random generators).
+    log_positions: by shard, where replay of the push log starts.
+    """
+
+    step: int
+    generation: int = 0
+    feature_map: Any = None
+    config: Any = None
+    cursor: Any = None
+    scalars: Any = None
+    dense: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    log_positions: Mapping[str, int] = field(default_factory=dict)
+
+
+def write_checkpoint(
+    root: str | Path,
+    store: SnapshotSource,
+    state: TrainingState,
+    *,
+    base: str | Path | None = None,
+    filesystem: pafs.FileSystem | None = None,
+) -> str:
+    """Path of a new checkpoint of `store` and `state` under `root`, complete and durable.
+
+    root:  a local path, a URI, or a path of `filesystem`; made if it does not exist.
+    base:  a checkpoint of the same rows under the same root: only what changed since is written (a delta). Deltas are
+           sound only while the store goes on from that checkpoint; one taken back to an older state needs a full one.
+    Raises: CheckpointWriteError (disk full, no permission): nothing is left of it, older checkpoints are untouched.
+            CheckpointMismatchError where `base` does not fit the store. ValueError, TypeError for state not in JSON.
+    Threads: training may go on meanwhile; each tablet is consistent in itself.
+    Cost: each tablet is copied once; memory of a few tablets and 1 MiB a table.
+    """
+    directory = Directory.of(root, filesystem)
+    tables = tuple(store.tables())
+    base_checkpoint = _open_base(directory, base, store, tables)
+    try:
+        with committed_directory(directory, step_names(state.step)) as (target, name):
+            files = _write_tablets(target, store, tables, base_checkpoint)
+            if state.dense:
+                files.append(_write_dense(target, state.dense))
+            manifest = _manifest(state, store, files, next_sequence(directory), base_checkpoint)
+            target.write(MANIFEST_NAME, encode_manifest(manifest)[0])
+    except OSError as error:
+        raise CheckpointWriteError(
+            error.errno,
+            f"could not save a checkpoint of step {state.step} in {directory.path}: {error}; nothing of it is left and"
+            " older checkpoints are untouched",
+        ) from error
+    finally:
+        if base_checkpoint is not None:
+            base_checkpoint.close()
+    return directory.child(name).path
+
+
+def _manifest(
+    state: TrainingState,
+    store: SnapshotSource,
+    files: list[FileEntry],
+    sequence: int,
+    base: Checkpoint | None,
+) -> Manifest:
+    tables = tuple(store.tables())
+    counts = dict.fromkeys((table.name for table in tables), 0)
+    for entry in files:
+        if entry.kind == "rows" and entry.table is not None:
+            counts[entry.table] += entry.rows
+    return Manifest(
+        package_version=package_version(),
+        sequence=sequence,
+        step=state.step,
+        generation=state.generation,
+        base=base.name if base is not None else None,
+        base_sha256=base.sha256 if base is not None else None,
+        tablet_bits=store.tablet_bits,
+        tables=tables,
+        row_counts=counts,
+        feature_map=state.feature_map,
+        feature_map_hash=None if state.feature_map is None else json_hash(state.feature_map, "feature_map"),
+        config=state.config,
+        cursor=state.cursor,
+        scalars=state.scalars,
+        log_positions=dict(state.log_positions),
+        files=tuple(files),
+    )
+
+
+def _open_base(
+    root: Directory, base: str | Path | None, store: SnapshotSource, tables: tuple[TableConfig, ...]
+) -> Checkpoint | None:
+    if base is None:
+        return None
+    checkpoint = open_checkpoint(base, filesystem=None if root.is_local else root.filesystem, verify="sizes")
+    try:
+        if checkpoint.directory.parent().path != root.path:
+            raise CheckpointMismatchError(f"expected a base in {root.path}, got {checkpoint.directory.path}")
+        if checkpoint.tablet_bits != store.tablet_bits:
+            raise CheckpointMismatchError(
+                f"expected a base of {store.tablet_bits} tablet bits, got {checkpoint.tablet_bits} ({checkpoint.name})"
+            )
+        new = {table.name for table in tables} - {table.name for table in checkpoint.tables()}
+        gone = {table.name for table in checkpoint.tables()} - {table.name for table in tables}
+        if new or gone:
+            raise CheckpointMismatchError(
+                f"expected the tables of base {checkpoint.name}, got new {sorted(new)}, gone {sorted(gone)}:"
+                " tables change only between full checkpoints"
+            )
+    except BaseException:
+        checkpoint.close()
+        raise
+    return checkpoint
+
+
+def _write_tablets(
+    target: Directory, store: SnapshotSource, tables: tuple[TableConfig, ...], base: Checkpoint | None
+) -> list[FileEntry]:
+    """Files of all tablets; one tablet is read ahead while the one before it is written."""
+    with ExitStack() as stack:
+        closer = BackgroundCloser()
+        stack.callback(closer.shut_down)
+        writers = [stack.enter_context(TableFiles(target, closer, index, table)) for index, table in enumerate(tables)]
+        applied = stack.enter_context(FileSeries(target, closer, "applied", APPLIED_SCHEMA))
+        lines: list[tuple[int, int, int, int]] = []
+        for snapshot, changes_since in _snapshots(store, base):
+            for writer in writers:
+                rows = snapshot.tables.get(writer.table.name)
+                if rows is not None:
+                    writer.add(snapshot.tablet, rows)
+            memory = sorted_memory(snapshot.applied)
+            if len(memory.unit):
+                tablet = np.full(len(memory.unit), snapshot.tablet, np.uint32)
+                columns: list[Column] = [tablet, memory.unit, memory.lease, memory.batch]
+                applied.add(snapshot.tablet, record_batch(APPLIED_SCHEMA, columns))
+            lines.append((snapshot.tablet, snapshot.version, changes_since, snapshot.push_count))
+        tablets = stack.enter_context(FileSeries(target, closer, "tablets", TABLETS_SCHEMA))
+        columns = [
+            np.array([line[index] for line in lines], field.type.to_pandas_dtype())
+            for index, field in enumerate(TABLETS_SCHEMA)
+        ]
+        tablets.add(0, record_batch(TABLETS_SCHEMA, columns), last_tablet=len(lines) - 1)
+        entries = [entry for writer in writers for entry in writer.finish()] + applied.finish() + tablets.finish()
+        closer.finish()
+        return entries
+
+
+def _snapshots(store: SnapshotSource, base: Checkpoint | None) -> Iterator[tuple[TabletSnapshot, int]]:
+    """Snapshot of each tablet, and the version after which changes are missing from it."""
+
+    def take(tablet: int) -> tuple[TabletSnapshot, int]:
+        changes_since = store.cut(tablet) - 1
+        if base is None:
+            return store.snapshot(tablet), changes_since
+        since = base.changes_since(tablet)
+        if changes_since <= since:
+            raise CheckpointMismatchError(
+                f"expected tablet {tablet} to be past version {since} of base {base.name}, got {changes_since}:"
+                " the store does not go on from that checkpoint, a full one is needed"
+            )
+        return store.snapshot(tablet, since), changes_since
+
+    with ThreadPoolExecutor(1, "checkpoint-snapshot") as pool:
+        ahead = pool.submit(take, 0)
+        for tablet in range(1, (1 << store.tablet_bits) + 1):
+            current = ahead.result()
+            if tablet < 1 << store.tablet_bits:
+                ahead = pool.submit(take, tablet)
+            yield current
+
+
+def _write_dense(target: Directory, dense: Mapping[str, npt.NDArray[Any]]) -> FileEntry:
+    data = save_tensors({name: np.asarray(array, order="C") for name, array in dense.items()})
+    with target.create("dense.safetensors") as file:
+        file.write(data)
+        return FileEntry(path="dense.safetensors", kind="dense", rows=len(dense), bytes=len(data), sha256=file.sha256())
