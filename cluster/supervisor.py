@@ -1,0 +1,215 @@
+"""A supervisor process: keeps a fixed set of processes running until it is told to end."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from .errors import ClusterRunningError
+from .supervision import Backoff, Supervision
+
+GRACE_SECONDS = 20.0
+"""How long a process may take to end by itself (drain, flush) before it is killed."""
+
+LOCK_FILE, STATE_FILE, COMMANDS_FILE, LOG_FOLDER = "supervisor.lock", "state.json", "commands.json", "logs"
+STOP_WITH_STDIN = "--stop-with-stdin"
+
+
+class Supervisor:
+    """Runs `commands` (role → argv) in `folder` and restarts what dies, with back-off.
+
+        folder/supervisor.lock   held (flock) while the supervisor lives; has its pid
+        folder/state.json        pid, restarts and last exit of each role, replaced at each change
+        folder/logs/ROLE.log     what the role prints, over all its restarts
+
+    Each child's stdin is a pipe that only the supervisor holds: when it dies in whatever way, the children read the
+    end of file and can stop by themselves. Thread safety: main thread only (it handles signals).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        commands: Mapping[str, Sequence[str]],
+        backoff: Backoff | None = None,
+        lifeline: int | None = None,
+    ) -> None:
+        """`lifeline`: a descriptor whose end of file also means: end."""
+        self._folder = folder
+        self._lifeline = lifeline
+        self._commands = dict(commands)
+        self._supervision = Supervision(commands, backoff)
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._stop_asked = False
+
+    def run(self) -> None:
+        """Supervise until SIGTERM or SIGINT, then end all children and return.
+
+        Raises: ClusterRunningError where another supervisor holds the folder."""
+        (self._folder / LOG_FOLDER).mkdir(parents=True, exist_ok=True)
+        with hold_lock(self._folder / LOCK_FILE), _wake_on_signals(self._ask_stop) as wake:
+            try:
+                while not self._stop_asked:
+                    self._reap()
+                    self._start_due()
+                    self._wait(wake, self._supervision.seconds_to_next(time.monotonic()))
+            finally:
+                self._end_children(wake)
+                (self._folder / STATE_FILE).unlink(missing_ok=True)
+
+    def _ask_stop(self) -> None:
+        self._stop_asked = True
+
+    def _wait(self, wake: int, seconds: float | None) -> None:
+        watched = [wake] if self._lifeline is None else [wake, self._lifeline]
+        ready = _wait(watched, seconds)
+        if self._lifeline in ready and self._lifeline is not None and os.read(self._lifeline, 4096) == b"":
+            self._stop_asked, self._lifeline = True, None
+
+    def _start_due(self) -> None:
+        for name in self._supervision.due(time.monotonic()):
+            with (self._folder / LOG_FOLDER / f"{name}.log").open("ab") as log:
+                child = subprocess.Popen(
+                    self._commands[name],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            self._children[child.pid] = child
+            self._supervision.on_start(name, child.pid, time.monotonic())
+            self._write_state()
+
+    def _reap(self) -> None:
+        for pid, child in list(self._children.items()):
+            code = child.poll()
+            if code is not None:
+                self._forget(pid, child)
+                self._supervision.on_exit(pid, code, time.monotonic())
+                self._write_state()
+
+    def _forget(self, pid: int, child: subprocess.Popen[bytes]) -> None:
+        if child.stdin is not None:
+            child.stdin.close()
+        del self._children[pid]
+
+    def _end_children(self, wake: int) -> None:
+        for pid in self._supervision.stop():
+            self._children[pid].terminate()
+        deadline = time.monotonic() + GRACE_SECONDS
+        while not self._supervision.is_done and time.monotonic() < deadline:
+            _wait([wake], min(0.2, max(deadline - time.monotonic(), 0.0)))
+            self._reap()
+        for child in self._children.values():
+            child.kill()
+            child.wait()
+        self._reap()
+
+    def _write_state(self) -> None:
+        roles = [
+            {"name": role.name, "pid": role.pid, "restarts": role.restarts, "last_exit": role.last_exit}
+            for role in self._supervision.roles
+        ]
+        state = {"pid": os.getpid(), "roles": roles}
+        write_atomically(self._folder / STATE_FILE, json.dumps(state))
+
+
+@contextlib.contextmanager
+def hold_lock(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on `path`, which has this process's pid; gone with the process, however it ends."""
+    with _open_locked(path) as file:
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _open_locked(path: Path) -> TextIO:
+    while True:
+        file = path.open("a+", encoding="ascii")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except BlockingIOError:
+            file.close()
+            raise ClusterRunningError(f"expected no cluster in {path.parent}, got one that runs") from None
+        file.close()
+
+
+def lock_holder(path: Path) -> int | None:
+    """Pid of the process that holds the lock of `hold_lock`, or None where nobody does."""
+    try:
+        file: TextIO = path.open("r", encoding="ascii")
+    except FileNotFoundError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = file.read().strip()
+            return int(text) if text else None
+        return None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace the file's content: a reader sees the old or the new, never a part."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+@contextlib.contextmanager
+def _wake_on_signals(ask_stop: Callable[[], None]) -> Iterator[int]:
+    """A descriptor that is readable when a child ended or the supervisor was told to end."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    os.set_blocking(write_end, False)
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+
+    def handle(number: int, _frame: object) -> None:
+        if number != signal.SIGCHLD:
+            ask_stop()
+
+    before = {number: signal.signal(number, handle) for number in signals}
+    wakeup_before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    try:
+        yield read_end
+    finally:
+        signal.set_wakeup_fd(wakeup_before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(read_end)
+        os.close(write_end)
+
+
+def _wait(watched: Sequence[int], seconds: float | None) -> list[int]:
+    """Descriptors that are readable; the first one, the wake-up pipe, is emptied."""
+    ready: list[int] = select.select(watched, [], [], seconds)[0]
+    with contextlib.suppress(BlockingIOError):
+        os.read(watched[0], 4096)
+    return ready
+
+
+def main() -> None:
+    """Supervise what FOLDER/commands.json lists: `python -m embershard.cluster.supervisor FOLDER [--stop-with-stdin]`."""
+    folder = Path(sys.argv[1])
+    lifeline = sys.stdin.fileno() if STOP_WITH_STDIN in sys.argv[2:] else None
+    commands: dict[str, list[str]] = json.loads((folder / COMMANDS_FILE).read_text(encoding="utf-8"))
+    Supervisor(folder, commands, lifeline=lifeline).run()
+
+
+if __name__ == "__main__":
+    main()
