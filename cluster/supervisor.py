@@ -204,7 +204,7 @@ def _wait(watched: Sequence[int], seconds: float | None) -> list[int]:
 
 
 def main() -> None:
-    """Supervise what FOLDER/commands.json lists: `python -m embershard.cluster.supervisor FOLDER [--stop-with-stdin]`."""
+    """`python -m embershard.cluster.supervisor FOLDER [--stop-with-stdin]`: supervise FOLDER's commands."""
     folder = Path(sys.argv[1])
     lifeline = sys.stdin.fileno() if STOP_WITH_STDIN in sys.argv[2:] else None
     commands: dict[str, list[str]] = json.loads((folder / COMMANDS_FILE).read_text(encoding="utf-8"))

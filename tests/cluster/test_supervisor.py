@@ -78,13 +78,14 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def test_killed_process_is_started_again_and_its_log_goes_on(cluster: Cluster) -> None:
     before = cluster.up()
+    log = cluster.folder / LOG_FOLDER / "a.log"
+    wait_until(lambda: log.read_text() == "up\n")
     os.kill(before["a"], signal.SIGKILL)
     wait_until(lambda: cluster.roles().get("a", {}).get("restarts") == 1)
     after = cluster.up()
     assert after["b"] == before["b"]
     assert after["a"] != before["a"]
     assert cluster.roles()["a"]["last_exit"] == -signal.SIGKILL
-    log = cluster.folder / LOG_FOLDER / "a.log"
     wait_until(lambda: log.read_text() == "up\nup\n")
 
 
