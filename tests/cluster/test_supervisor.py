@@ -71,9 +71,9 @@ class Cluster:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path)
-    yield cluster
-    cluster.process.kill()
-    cluster.process.communicate()
+    with cluster.process as process:
+        yield cluster
+        process.kill()
 
 
 def test_killed_process_is_started_again_and_its_log_goes_on(cluster: Cluster) -> None:
@@ -116,8 +116,8 @@ def test_killed_supervisor_leaves_no_process_behind(cluster: Cluster) -> None:
 
 def test_second_supervisor_in_the_folder_is_refused(cluster: Cluster) -> None:
     pids = cluster.up()
-    second = cluster.start()
-    _, errors = second.communicate(timeout=20)
+    with cluster.start() as second:
+        _, errors = second.communicate(timeout=20)
     assert second.returncode != 0
     assert b"expected no cluster in" in errors
     assert cluster.up() == pids
