@@ -1,0 +1,119 @@
+"""ClickLog: every row once, batches that are always the same, and exact resume."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from embershard.datasets import BatchId, ClickLog, ColumnSpec, ReadPosition
+
+ROWS = 2_500
+
+
+class RowIds:
+    """Encoder whose batch is the ids of its rows and the batch's name."""
+
+    columns = (ColumnSpec("row", pa.int64()),)
+
+    def encode(self, records: pa.RecordBatch, id: BatchId | None = None) -> tuple[BatchId | None, list[int]]:
+        return id, records.column("row").to_pylist()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three Parquet files whose rows are numbered through: row groups smaller, equal and larger than a unit."""
+    folder = tmp_path_factory.mktemp("clicks")
+    first = 0
+    for name, rows, group in (("a", 700, 700), ("b", 30, 7), ("c", ROWS - 730, 100)):
+        table = pa.table({"row": np.arange(first, first + rows), "noise": np.zeros(rows)})
+        pq.write_table(table, folder / f"{name}.parquet", row_group_size=group)
+        first += rows
+    return folder
+
+
+def log_of(folder: Path, **options: int) -> ClickLog:
+    return ClickLog(folder / "*.parquet", unit_rows=100, run=options.pop("run", 1), **options)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_every_row_comes_once_and_batches_are_full_inside_a_unit(folder: Path, shuffle: bool, prefetch: int) -> None:
+    batches = list(log_of(folder).batches(RowIds(), 32, shuffle=shuffle, prefetch=prefetch))
+    assert sorted(row for _, rows in batches for row in rows) == list(range(ROWS))
+    by_unit: dict[int, list[int]] = {}
+    for name, rows in batches:
+        assert name is not None
+        assert name.index == len(by_unit.setdefault(name.unit, []))
+        by_unit[name.unit].append(len(rows))
+    for sizes in by_unit.values():
+        assert set(sizes[:-1]) <= {32}
+        assert 1 <= sizes[-1] <= 32
+    in_order = [row for _, rows in batches for row in rows] == list(range(ROWS))
+    assert in_order is not shuffle
+
+
+def test_same_seed_gives_the_same_batches_and_another_seed_or_epoch_others(folder: Path) -> None:
+    def rows(**options: int) -> list[list[int]]:
+        log = log_of(folder, run=options.pop("run", 1))
+        return [rows for _, rows in log.batches(RowIds(), 32, shuffle=True, **options)]
+
+    base = rows(epoch=0, seed=5)
+    assert base == rows(epoch=0, seed=5, run=99)
+    assert base != rows(epoch=0, seed=6)
+    assert base != rows(epoch=1, seed=5)
+
+
+def test_each_iteration_of_one_object_is_an_epoch_of_its_own_with_new_unit_ids(folder: Path) -> None:
+    log = log_of(folder)
+    first = {name.unit for name, _ in log.batches(RowIds(), 32) if name}
+    second = {name.unit for name, _ in log.batches(RowIds(), 32) if name}
+    assert first == {unit.id for unit in log.units(0)}
+    assert second == {unit.id for unit in log.units(1)}
+    assert not first & second
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_resume_at_every_position_goes_on_with_the_next_batch(folder: Path, shuffle: bool) -> None:
+    stream = log_of(folder).batches(RowIds(), 32, epoch=3, seed=2, shuffle=shuffle, prefetch=0)
+    batches, positions = [], []
+    for batch in stream:
+        batches.append(batch)
+        positions.append(stream.position)
+    for done, position in enumerate(positions, 1):
+        rest = log_of(folder).batches(RowIds(), 32, seed=2, shuffle=shuffle, prefetch=0, start=position)
+        assert list(rest) == batches[done:]
+
+
+def test_position_counts_delivered_batches_not_those_read_ahead(folder: Path) -> None:
+    stream = log_of(folder).batches(RowIds(), 32, prefetch=8)
+    batches: Iterator[object] = iter(stream)
+    next(batches)
+    assert stream.position == ReadPosition(0, 0, 1)
+
+
+def test_stopping_early_ends_the_reading_thread(folder: Path) -> None:
+    before = threading.active_count()
+    for _ in log_of(folder).batches(RowIds(), 8, prefetch=1):
+        break
+    assert threading.active_count() == before
+
+
+def test_an_error_of_the_encoder_reaches_the_consumer_after_the_batches_before_it(folder: Path) -> None:
+    class FailsOnThird(RowIds):
+        def encode(self, records: pa.RecordBatch, id: BatchId | None = None) -> tuple[BatchId | None, list[int]]:
+            if id is not None and id.index == 2:
+                raise RuntimeError("third batch")
+            return super().encode(records, id)
+
+    before = threading.active_count()
+    batches = iter(log_of(folder).batches(FailsOnThird(), 32, prefetch=4))
+    assert [next(batches)[1], next(batches)[1]] == [list(range(32)), list(range(32, 64))]
+    with pytest.raises(RuntimeError, match="third batch"):
+        next(batches)
+    assert threading.active_count() == before
