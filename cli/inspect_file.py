@@ -1,0 +1,115 @@
+"""`embershard inspect`: what a checkpoint, an export, a run or a feature map holds, without loading rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .console import print_json, say, say_table
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from ..embedding.checkpoint import Manifest
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A checkpoint, an export, a run folder or a feature map.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Say what a checkpoint, an export, a run folder or a feature map holds."""
+    facts = _facts(path)
+    if as_json:
+        print_json(facts)
+    else:
+        _say(facts)
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise UsageError(f"expected a checkpoint, an export, a run folder or a feature map, got no such path: {path}")
+    if path.is_dir():
+        root = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+        if (path / "manifest.json").exists() or not any(root.glob("step-*")):
+            return _checkpoint_facts(path)
+        return _root_facts(root)
+    raise UsageError(f"expected a checkpoint, an export, a run folder or a feature map, got {path}")
+
+
+def _checkpoint_facts(path: Path) -> dict[str, Any]:
+    from ..embedding.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(path, verify="sizes")
+    try:
+        return {"kind": "checkpoint", "path": str(path), **_manifest_facts(checkpoint.manifest)}
+    finally:
+        checkpoint.close()
+
+
+def _manifest_facts(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "step": manifest.step,
+        "package_version": manifest.package_version,
+        "format_version": manifest.format_version,
+        "base": manifest.base,
+        "tablets": 1 << manifest.tablet_bits,
+        "feature_map_hash": manifest.feature_map_hash,
+        "cursor": manifest.cursor,
+        "scalars": manifest.scalars,
+        "rows": sum(manifest.row_counts.values()),
+        "bytes": sum(entry.bytes for entry in manifest.files),
+        "tables": [
+            {
+                "table": table.name,
+                "dim": table.dim,
+                "dtype": table.dtype,
+                "blocks": {block.name: f"{block.dim} x {block.optimizer.kind}" for block in table.blocks},
+                "rows": manifest.row_counts.get(table.name, 0),
+                "bytes": sum(entry.bytes for entry in manifest.of_kind("rows", table.name)),
+            }
+            for table in manifest.tables
+        ],
+    }
+
+
+def _root_facts(root: Path) -> dict[str, Any]:
+    from ..embedding.checkpoint import list_checkpoints
+
+    complete, skipped = list_checkpoints(root)
+    return {
+        "kind": "checkpoints",
+        "path": str(root),
+        "checkpoints": [
+            {
+                "checkpoint": entry.name,
+                "step": entry.manifest.step,
+                "base": entry.manifest.base,
+                "rows": sum(entry.manifest.row_counts.values()),
+                "bytes": sum(file.bytes for file in entry.manifest.files),
+            }
+            for entry in complete
+        ],
+        "skipped": [{"path": entry.path, "reason": entry.reason} for entry in skipped],
+    }
+
+
+def _say(facts: dict[str, Any]) -> None:
+    lists = {name: value for name, value in facts.items() if _is_table(value)}
+    for name, value in facts.items():
+        if name not in lists and value is not None and value != []:
+            say(f"{name.replace('_', ' ')}: {f'{value:,}' if isinstance(value, int) else value}")
+    for value in lists.values():
+        say()
+        columns = list(value[0])
+        say_table(columns, [[_cell(row.get(column)) for column in columns] for row in value])
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {text}" for name, text in value.items())
+    return value
