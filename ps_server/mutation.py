@@ -32,6 +32,14 @@ class ApplyPush:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusePush:
+    """A push refused as stale in `tablets`: they wait for its token to come again before later batches of its unit."""
+
+    token: PushToken
+    tablets: TabletMask
+
+
+@dataclass(frozen=True, slots=True)
 class AssignRows:
     """Rows set to weights (and state, flat, or initial state) in `tablets`."""
 
@@ -123,6 +131,7 @@ class AdoptMap:
 
 Mutation = (
     ApplyPush
+    | RefusePush
     | AssignRows
     | EraseRows
     | EvictRows

@@ -34,6 +34,7 @@ from .mutation import (
     ImportTablet,
     Mutation,
     RaiseLowestLease,
+    RefusePush,
 )
 from .tablets import TabletMask, keys_per_tablet, tablets_of
 from .unit_memory import UnitMemory, Verdict
@@ -53,11 +54,15 @@ class StalenessLimit:
 
 @dataclass(frozen=True, slots=True)
 class PushDecision:
-    """What a shard will do with a push: `mutation` applies it (None: nothing to apply); `stale` tablets refuse it."""
+    """What a shard will do with a push: `mutation` applies it (None: nothing to apply); `stale` tablets refuse it.
+
+    refusal: what the refusing tablets have to remember (None: nothing new); it goes before `mutation`.
+    """
 
     mutation: ApplyPush | None
     verdict: Verdict
     stale: TabletMask
+    refusal: RefusePush | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,16 @@ class Shard:
         """Work units in the applied memory."""
         return self._memory.units
 
+    @property
+    def completed_units(self) -> tuple[int, ...]:
+        """Completed units whose late pushes are fenced, oldest first; no tablet's snapshot has them."""
+        return self._memory.completed_units
+
+    @property
+    def lowest_lease(self) -> int:
+        """Pushes of leases below are fenced; no tablet's snapshot has it."""
+        return self._memory.lowest_lease
+
     def tables(self) -> tuple[TableConfig, ...]:
         """Configurations of the tables there are."""
         return self._tables.tables()
@@ -154,7 +169,7 @@ class Shard:
         return Rows(pull.keys, self._tables.lookup(pull.keys, pull.absent, out), pushes)
 
     def decide(self, push: Push, tablets: TabletMask | None = None) -> PushDecision:
-        """What each tablet will do with the push; changes nothing but the memory of refusals.
+        """What each tablet will do with the push; changes nothing.
 
         tablets: the tablets this push speaks for (None: all that are owned). A tablet that it covers counts the
         batch as applied even if no key lies in it.
@@ -165,6 +180,7 @@ class Shard:
         verdict = self._memory.judge(push.token, covered)
         fresh, late, stale = verdict.fresh, self._none, verdict.waiting
         late_lr = 1.0
+        refusal = None
         if self.staleness is not None and push.seen_pushes is not None:
             age = (self._tables.push_counts() - push.seen_pushes).astype(np.int64)
             old = fresh & (age > self.staleness.max_staleness)
@@ -174,15 +190,17 @@ class Shard:
                     late, late_lr = old, self.staleness.staleness_lr
                 else:
                     stale = stale | old
-                    self._memory.remember_refusal(push.token, old)
+                    refusal = RefusePush(push.token, old)
         if not (fresh.any() or late.any()):
-            return PushDecision(None, verdict, stale)
+            return PushDecision(None, verdict, stale, refusal)
         step = UpdateStep(push.examples, push.step, push.now, push.lr_scale, push.token.unit, push.token.batch)
         mutation = ApplyPush(push.token, push.keys, push.gradients, push.occurrences, step, fresh, late, late_lr)
-        return PushDecision(mutation, verdict, stale)
+        return PushDecision(mutation, verdict, stale, refusal)
 
     def apply_push(self, decision: PushDecision) -> UpdateReport:
-        """Carry out the decision; its mutation must be the next one applied."""
+        """Carry out the decision; its refusal and its mutation must be the next ones applied."""
+        if decision.refusal is not None:
+            self.apply(decision.refusal)
         if decision.mutation is None:
             return UpdateReport()
         if self._is_sampled():
@@ -239,6 +257,8 @@ class Shard:
         match mutation:
             case ApplyPush():
                 return self._apply_push(mutation)
+            case RefusePush(token, tablets):
+                self._memory.remember_refusal(token, tablets)
             case AssignRows(token, keys, weights, state, if_absent, now, tablets):
                 mask = None if tablets.all() else tablets
                 rows = self._tables.assign(keys, weights, state, if_absent=if_absent, now=now, tablets=mask)

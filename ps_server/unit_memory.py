@@ -137,6 +137,16 @@ class UnitMemory:
         """Work units that are remembered."""
         return len(self._units)
 
+    @property
+    def completed_units(self) -> tuple[int, ...]:
+        """Units that are completed and still remembered as such, oldest first."""
+        return tuple(self._completed)
+
+    @property
+    def lowest_lease(self) -> int:
+        """Leases below are over."""
+        return self._lowest_lease
+
     def batches_of(self, unit: int) -> npt.NDArray[np.int64]:
         """(T,) int64 last batch of a unit in each tablet, −1 for none."""
         found = self._units.get(unit)
