@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from importlib import metadata
 from typing import Any, Literal
 
@@ -86,26 +87,37 @@ def package_version() -> str:
     return metadata.version("embershard")
 
 
-def canonical_json(value: object, where: str) -> str:
-    """`value` as JSON with sorted keys and no spaces: equal values give equal text.
+def require_json(value: object, where: str) -> None:
+    """Raises: TypeError, ValueError for what JSON would not give back as it was (NaN, number keys, objects)."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"expected text as key, got {key!r} ({where})")
+            require_json(item, f"{where}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            require_json(item, f"{where}[{index}]")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"expected a finite number, got {value} ({where})")
+    elif value is not None and not isinstance(value, (str, int)):
+        raise TypeError(f"expected JSON data, got {type(value).__name__} ({where})")
 
-    Raises: TypeError, ValueError for what JSON cannot carry exactly (NaN, objects), naming `where`.
-    """
-    try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"expected JSON data in {where}, got {error}") from None
+
+def canonical_json(value: object) -> str:
+    """`value` as JSON with sorted keys and no spaces: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-def json_hash(value: object, where: str) -> str:
+def json_hash(value: object) -> str:
     """sha256 of the canonical JSON of `value`, in hex."""
-    return hashlib.sha256(canonical_json(value, where).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
 def encode_manifest(manifest: Manifest) -> tuple[bytes, str]:
     """The bytes of `manifest.json`, and the sha256 they carry of everything else in them."""
     body = manifest.model_dump(mode="json")
-    digest = json_hash(body, "the manifest")
+    digest = json_hash(body)
     return json.dumps({**body, "sha256": digest}, indent=1, ensure_ascii=True, allow_nan=False).encode() + b"\n", digest
 
 
@@ -127,7 +139,7 @@ def decode_manifest(data: bytes, where: str) -> tuple[Manifest, str]:
             f" (written by embershard {body.get('package_version')}; this is {package_version()})"
         )
     expected = body.pop("sha256", None)
-    actual = json_hash(body, where)
+    actual = json_hash(body)
     if actual != expected:
         raise CorruptCheckpointError(f"{where}: expected sha256 {expected}, got {actual}")
     try:

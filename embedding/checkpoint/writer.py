@@ -18,7 +18,7 @@ from ..errors import CheckpointMismatchError, CheckpointWriteError
 from ..table_config import TableConfig
 from ..table_group import TabletSnapshot
 from .catalog import next_sequence, step_names
-from .manifest import MANIFEST_NAME, FileEntry, Manifest, encode_manifest, json_hash, package_version
+from .manifest import MANIFEST_NAME, FileEntry, Manifest, encode_manifest, json_hash, package_version, require_json
 from .reader import Checkpoint, open_checkpoint
 from .storage import BackgroundCloser, Directory, committed_directory
 from .tablet_file import APPLIED_SCHEMA, TABLETS_SCHEMA, Column, record_batch, sorted_memory
@@ -61,6 +61,14 @@ class TrainingState:
     log_positions: Mapping[str, int] = field(default_factory=dict)
 
 
+class _StoreError(Exception):
+    """Carries an OSError of the store (a lost connection) past the handling of the disk's errors."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 def write_checkpoint(
     root: str | Path,
     store: SnapshotSource,
@@ -79,6 +87,8 @@ def write_checkpoint(
     Threads: training may go on meanwhile; each tablet is consistent in itself.
     Cost: each tablet is copied once; memory of a few tablets and 1 MiB a table.
     """
+    for name in ("feature_map", "config", "cursor", "scalars"):
+        require_json(getattr(state, name), name)
     directory = Directory.of(root, filesystem)
     tables = tuple(store.tables())
     base_checkpoint = _open_base(directory, base, store, tables)
@@ -87,11 +97,13 @@ def write_checkpoint(
             files = _write_tablets(target, store, tables, base_checkpoint)
             if state.dense:
                 files.append(_write_dense(target, state.dense))
-            manifest = _manifest(state, store, files, next_sequence(directory), base_checkpoint)
+            manifest = _manifest(state, (store.tablet_bits, tables), files, next_sequence(directory), base_checkpoint)
             target.write(MANIFEST_NAME, encode_manifest(manifest)[0])
+    except _StoreError as failure:
+        raise failure.error from None
     except OSError as error:
         raise CheckpointWriteError(
-            error.errno,
+            error.errno or 0,
             f"could not save a checkpoint of step {state.step} in {directory.path}: {error}; nothing of it is left and"
             " older checkpoints are untouched",
         ) from error
@@ -103,12 +115,12 @@ def write_checkpoint(
 
 def _manifest(
     state: TrainingState,
-    store: SnapshotSource,
+    layout: tuple[int, tuple[TableConfig, ...]],
     files: list[FileEntry],
     sequence: int,
     base: Checkpoint | None,
 ) -> Manifest:
-    tables = tuple(store.tables())
+    tablet_bits, tables = layout
     counts = dict.fromkeys((table.name for table in tables), 0)
     for entry in files:
         if entry.kind == "rows" and entry.table is not None:
@@ -120,11 +132,11 @@ def _manifest(
         generation=state.generation,
         base=base.name if base is not None else None,
         base_sha256=base.sha256 if base is not None else None,
-        tablet_bits=store.tablet_bits,
+        tablet_bits=tablet_bits,
         tables=tables,
         row_counts=counts,
         feature_map=state.feature_map,
-        feature_map_hash=None if state.feature_map is None else json_hash(state.feature_map, "feature_map"),
+        feature_map_hash=None if state.feature_map is None else json_hash(state.feature_map),
         config=state.config,
         cursor=state.cursor,
         scalars=state.scalars,
@@ -195,6 +207,12 @@ def _snapshots(store: SnapshotSource, base: Checkpoint | None) -> Iterator[tuple
     """Snapshot of each tablet, and the version after which changes are missing from it."""
 
     def take(tablet: int) -> tuple[TabletSnapshot, int]:
+        try:
+            return take_from_store(tablet)
+        except OSError as error:
+            raise _StoreError(error) from None
+
+    def take_from_store(tablet: int) -> tuple[TabletSnapshot, int]:
         changes_since = store.cut(tablet) - 1
         if base is None:
             return store.snapshot(tablet), changes_since
