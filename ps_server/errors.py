@@ -35,3 +35,31 @@ class GenerationError(RuntimeError):
     def __init__(self, expected: int, got: int) -> None:
         self.expected, self.got = expected, got
         super().__init__(f"expected generation {expected}, got {got}")
+
+
+class WireFormatError(ValueError):
+    """Bytes that are no message of this protocol, or one that contradicts itself; nothing was read or changed."""
+
+
+class RequestTooLargeError(ValueError):
+    """A request or reply is above the size limit; the message names the size, the limit and the way out."""
+
+
+class StoreUnavailableError(ConnectionError):
+    """A shard did not answer in time, after retries; the message names shard, peer, tablets, epoch and elapsed time."""
+
+
+class WrongPeerError(ConnectionError):
+    """Who answers at the address is another cluster, another shard, or speaks another protocol."""
+
+
+class AccessDeniedError(PermissionError):
+    """The server refused the token, or one side's TLS identity."""
+
+
+class LostRowsError(RuntimeError):
+    """A shard came back without its rows (no push log, or its disk is gone); restore a checkpoint."""
+
+
+class DurabilityError(OSError):
+    """The shard cannot write its push log (disk full, say): the mutation was refused, nothing acknowledged is lost."""

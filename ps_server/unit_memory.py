@@ -47,7 +47,8 @@ class UnitMemory:
     A tablet that refused batch i as stale makes later batches of the unit wait until i comes again: order is kept.
 
     Invariants: 1. a tablet's last batch of a unit and its lease only grow. 2. a lease below the lowest open one is
-    fenced for ever, a completed unit while it is among the last 65,536. 3. the 4,096 clients that wrote last are remembered.
+    fenced for ever, a completed unit while it is among the last 65,536. 3. of clients, the 4,096 that wrote last are
+    remembered.
     Thread safety: none; one caller at a time. Cost: about ten operations on arrays of one value a tablet.
     """
 

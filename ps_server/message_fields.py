@@ -1,0 +1,119 @@
+"""Protobuf messages whose large `bytes` fields are never copied by the protobuf library.
+
+A message is its small part, serialized by the library, followed by its array fields (numbers 16 and up), written and
+found here. The result is plain protobuf: any other client can use the generated code for the whole message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError, Message
+
+from .errors import WireFormatError
+
+FIRST_ARRAY_FIELD = 16
+PADDING_FIELD = 15
+ALIGNMENT = 8
+
+M = TypeVar("M", bound=Message)
+S = TypeVar("S", bound=np.generic)
+Fields = Mapping[int, memoryview]
+Packed = npt.NDArray[Any] | bytes
+
+
+def join_message(small: Message, arrays: Iterable[tuple[int, Packed]]) -> bytes:
+    """Bytes of `small` with the array fields behind it, each aligned to 8 bytes; empty arrays are left out.
+
+    Cost: one copy of the arrays."""
+    parts: list[bytes | memoryview] = [small.SerializeToString()]
+    position = len(parts[0])
+    for number, array in arrays:
+        size = array.nbytes if isinstance(array, np.ndarray) else len(array)
+        if size == 0:
+            continue
+        head = _varint(number << 3 | 2) + _varint(size)
+        gap = -(position + len(head)) % ALIGNMENT
+        if gap:
+            gap += ALIGNMENT if gap < 2 else 0
+            parts.append(bytes((PADDING_FIELD << 3 | 2, gap - 2)) + bytes(gap - 2))
+        parts += (head, array if isinstance(array, bytes) else array.data.cast("B"))
+        position += gap + len(head) + size
+    return b"".join(parts)
+
+
+def split_message(data: bytes, small: M) -> tuple[M, dict[int, memoryview]]:
+    """`small` filled from the library's fields, and views of the array fields by number.
+
+    Raises: WireFormatError. Cost: no copy of the arrays."""
+    view = memoryview(data)
+    position, end = 0, len(data)
+    pieces: list[memoryview] = []
+    arrays: dict[int, memoryview] = {}
+    while position < end:
+        start = position
+        tag, position = _read_varint(view, position)
+        number, kind = tag >> 3, tag & 7
+        if kind == 0:
+            _, position = _read_varint(view, position)
+        elif kind == 1:
+            position += 8
+        elif kind == 5:
+            position += 4
+        elif kind == 2:
+            size, position = _read_varint(view, position)
+            content = position
+            position += size
+            if number >= FIRST_ARRAY_FIELD and position <= end:
+                arrays[number] = view[content:position]
+                continue
+        else:
+            raise WireFormatError(
+                f"expected wire type 0, 1, 2 or 5, got {kind} at byte {start} of {small.DESCRIPTOR.name}"
+            )
+        if position > end:
+            raise WireFormatError(
+                f"expected field {number} of {small.DESCRIPTOR.name} to end by byte {end}, got {position}"
+            )
+        if number != PADDING_FIELD:
+            pieces.append(view[start:position])
+    try:
+        small.ParseFromString(b"".join(pieces))
+    except DecodeError as error:
+        raise WireFormatError(f"expected a {small.DESCRIPTOR.name}, got {end} bytes that are none: {error}") from None
+    return small, arrays
+
+
+def read_array(arrays: Fields, number: int, dtype: np.dtype[S], what: str) -> npt.NDArray[S]:
+    """(n,) array over the field's bytes, read-only; empty if the field is absent. Raises: WireFormatError."""
+    view = arrays.get(number, memoryview(b""))
+    if len(view) % dtype.itemsize:
+        raise WireFormatError(f"expected {what} as {dtype.itemsize}-byte values, got {len(view)} bytes")
+    array: npt.NDArray[S] = np.frombuffer(view, dtype)
+    return array if array.flags.aligned else array.copy()
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 70:
+        if position >= len(view):
+            break
+        byte = view[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & (1 << 64) - 1, position
+        shift += 7
+    raise WireFormatError(f"expected a varint, got none at byte {position} of {len(view)}")

@@ -1,0 +1,302 @@
+"""Messages of the data calls ↔ pushes, pulls and rows. `docs/wire_protocol.md` is the page; golden bytes pin it.
+
+Decoded arrays are read-only views of the received bytes. Every decoder raises WireFormatError for bytes that contradict
+themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..embedding.store import Exchange, Pull, Push, PushReport, PushToken, Rows
+from ..embedding.table_group import Absent, TableKeys, TableUpdate
+from . import parameter_server_pb2 as pb
+from .errors import WireFormatError
+from .message_fields import Fields, Packed, S, join_message, read_array, split_message
+from .tablets import TabletMask
+from .wire_values import (
+    Compression,
+    WireDtype,
+    WireFormat,
+    compress,
+    decompress,
+    gradient_exponent,
+    pack_values,
+    storage_dtype,
+    unpack_values,
+)
+
+C = TypeVar("C")
+U32, U64 = np.dtype(np.uint32), np.dtype(np.uint64)
+
+PROTOCOL = 1
+MAX_TABLES = 4096
+MAX_NAME_BYTES = 256
+_DTYPES: tuple[WireDtype, ...] = ("float32", "bfloat16", "float16")
+_COMPRESSIONS: tuple[Compression, ...] = ("none", "zstd")
+_ABSENT: tuple[Absent, ...] = ("initial", "zeros", "unseen")
+
+# Numbers of the array fields in parameter_server.proto.
+_PUSH_KEYS, _GRADIENTS, _OCCURRENCES, _SEEN_PUSHES, _PUSH_TABLETS, _PULL_KEYS = 16, 17, 18, 19, 20, 21
+_VALUES, _PUSHES = 16, 17
+
+
+@dataclass(frozen=True, slots=True)
+class NormSummary:
+    """Running gradient norm of one table over the pushes of all workers."""
+
+    mean: float
+    deviation: float
+    pushes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeCall:
+    """A decoded exchange. tablets: the tablets the push speaks for, None for all of the shard's."""
+
+    header: pb.CallHeader
+    push: Push | None
+    pull: Pull | None
+    tablets: TabletMask | None
+    rows_format: WireFormat
+    norms: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeAnswer:
+    """A decoded answer: the exchange of one shard and the gradient norms it knows."""
+
+    exchange: Exchange
+    norms: dict[str, NormSummary]
+
+
+def cluster_hash(name: str) -> int:
+    """64 bits that stand for a cluster's name in every call."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+
+
+def encode_exchange(
+    header: pb.CallHeader,
+    push: Push | None,
+    pull: Pull | None,
+    wire: WireFormat,
+    *,
+    tablets: TabletMask | None = None,
+    norms: dict[str, float] | None = None,
+) -> bytes:
+    """One data call. tablets: those the push speaks for (None: all of the shard's)."""
+    small = pb.ExchangeRequest(header=header, compression=wire.compression.upper())
+    arrays: list[tuple[int, Packed]] = []
+
+    def add(number: int, array: npt.NDArray[Any]) -> None:
+        arrays.append((number, compress(array, wire.compression)))
+
+    if push is not None:
+        if push.token is None:
+            raise ValueError("expected a push with a token, got None")
+        exponent = gradient_exponent(push.gradients, wire.dtype)
+        small.push.CopyFrom(
+            pb.PushPart(
+                token=encode_token(push.token),
+                tables=encode_counts(push.keys),
+                examples=push.examples,
+                step=push.step,
+                now=push.now,
+                lr_scale=push.lr_scale,
+                recomputed=push.recomputed,
+                dtype=wire.dtype.upper(),
+                exponent=exponent,
+                norms=[pb.TableNorm(table=table, norm=norm) for table, norm in (norms or {}).items()],
+            )
+        )
+        add(_PUSH_KEYS, push.keys.keys)
+        add(_GRADIENTS, pack_values(push.gradients, wire.dtype, exponent))
+        add(_OCCURRENCES, push.occurrences)
+        if push.seen_pushes is not None:
+            add(_SEEN_PUSHES, push.seen_pushes)
+        if tablets is not None:
+            arrays.append((_PUSH_TABLETS, encode_mask(tablets)))
+    if pull is not None:
+        small.pull.CopyFrom(
+            pb.PullPart(
+                tables=encode_counts(pull.keys),
+                absent=pull.absent.upper(),
+                dtype=wire.dtype.upper(),
+            )
+        )
+        add(_PULL_KEYS, pull.keys.keys)
+    return join_message(small, arrays)
+
+
+def decode_exchange(data: bytes, tablet_bits: int, max_bytes: int = 1 << 31) -> ExchangeCall:
+    """The data call in `data`; max_bytes bounds what its arrays may grow to when decompressed."""
+    small, fields = split_message(data, pb.ExchangeRequest())
+    compression = _choice(_COMPRESSIONS, small.compression, "compression")
+    if compression != "none":
+        fields = {
+            number: view if number == _PUSH_TABLETS else decompress(view, compression, max_bytes)
+            for number, view in fields.items()
+        }
+    push = pull = tablets = None
+    rows_dtype: WireDtype = "float32"
+    norms: dict[str, float] = {}
+    if small.HasField("push"):
+        part = small.push
+        dtype = _choice(_DTYPES, part.dtype, "push.dtype")
+        keys = decode_keys(part.tables, fields, _PUSH_KEYS, "push_keys")
+        occurrences = _read_sized(fields, _OCCURRENCES, U32, len(keys.keys), "occurrences")
+        seen = read_array(fields, _SEEN_PUSHES, U64, "seen_pushes")
+        if len(seen) not in (0, 1 << tablet_bits):
+            raise WireFormatError(f"expected seen_pushes of {1 << tablet_bits} tablets, got {len(seen)}")
+        gradients = unpack_values(
+            read_array(fields, _GRADIENTS, storage_dtype(dtype), "gradients"), dtype, part.exponent
+        )
+        push = Push(
+            decode_token(part.token),
+            keys,
+            gradients,
+            occurrences,
+            part.examples,
+            part.step,
+            part.now,
+            part.lr_scale,
+            seen if len(seen) else None,
+            part.recomputed,
+        )
+        tablets = decode_mask(fields.get(_PUSH_TABLETS), tablet_bits)
+        norms = {norm.table: norm.norm for norm in part.norms}
+    if small.HasField("pull"):
+        keys = decode_keys(small.pull.tables, fields, _PULL_KEYS, "pull_keys")
+        pull = Pull(keys, _choice(_ABSENT, small.pull.absent, "pull.absent"))
+        rows_dtype = _choice(_DTYPES, small.pull.dtype, "pull.dtype")
+    return ExchangeCall(small.header, push, pull, tablets, WireFormat(rows_dtype, compression), norms)
+
+
+def encode_exchange_reply(exchange: Exchange, wire: WireFormat, norms: dict[str, NormSummary] | None = None) -> bytes:
+    """The answer to one data call."""
+    small = pb.ExchangeReply(dtype=wire.dtype.upper(), compression=wire.compression.upper())
+    if exchange.report is not None:
+        small.report.CopyFrom(_encode_report(exchange.report))
+    for table, norm in (norms or {}).items():
+        small.report.norms.add(table=table, mean=norm.mean, deviation=norm.deviation, pushes=norm.pushes)
+    if exchange.rows is None:
+        return small.SerializeToString()
+    values = pack_values(exchange.rows.values, wire.dtype)
+    arrays = [
+        (_VALUES, compress(values, wire.compression)),
+        (_PUSHES, compress(exchange.rows.pushes, wire.compression)),
+    ]
+    return join_message(small, arrays)
+
+
+def decode_exchange_reply(data: bytes, pull: Pull | None, tablet_bits: int, max_bytes: int = 1 << 31) -> ExchangeAnswer:
+    """What a shard answered; `pull` is the one that was sent."""
+    small, fields = split_message(data, pb.ExchangeReply())
+    compression = _choice(_COMPRESSIONS, small.compression, "compression")
+    if compression != "none":
+        fields = {number: decompress(view, compression, max_bytes) for number, view in fields.items()}
+    rows = None
+    if pull is not None:
+        dtype = _choice(_DTYPES, small.dtype, "dtype")
+        values = unpack_values(read_array(fields, _VALUES, storage_dtype(dtype), "values"), dtype)
+        pushes = _read_sized(fields, _PUSHES, U64, 1 << tablet_bits, "pushes")
+        rows = Rows(pull.keys, values, pushes)
+    report = _decode_report(small.report) if small.HasField("report") else None
+    norms = {norm.table: NormSummary(norm.mean, norm.deviation, norm.pushes) for norm in small.report.norms}
+    return ExchangeAnswer(Exchange(report, rows), norms)
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def encode_token(token: PushToken) -> pb.Token:
+    """The token as a message."""
+    return pb.Token(unit=token.unit, lease=token.lease, batch=token.batch)
+
+
+def decode_token(token: pb.Token) -> PushToken:
+    """The token of a message. Raises: WireFormatError for a negative batch."""
+    if token.batch < 0:
+        raise WireFormatError(f"expected a batch from 0, got {token.batch}")
+    return PushToken(token.unit, token.lease, token.batch)
+
+
+def encode_counts(keys: TableKeys) -> pb.TableKeyCounts:
+    """Tables and their numbers of keys."""
+    return pb.TableKeyCounts(tables=keys.tables, counts=np.diff(keys.splits).tolist())
+
+
+def decode_keys(counts: pb.TableKeyCounts, fields: Fields, number: int, what: str) -> TableKeys:
+    """Tables with their keys. Raises: WireFormatError if names, counts and keys do not fit each other."""
+    names = tuple(counts.tables)
+    if len(names) != len(counts.counts) or len(set(names)) != len(names):
+        raise WireFormatError(
+            f"expected one count for each of distinct tables, got {len(counts.counts)} for {names[:8]}"
+        )
+    if len(names) > MAX_TABLES or any(len(name) > MAX_NAME_BYTES for name in names):
+        raise WireFormatError(f"expected at most {MAX_TABLES} tables with names up to {MAX_NAME_BYTES} bytes")
+    splits = np.zeros(len(names) + 1, np.int64)
+    np.cumsum(counts.counts, out=splits[1:])
+    keys = _read_sized(fields, number, U64, int(splits[-1]), what)
+    return TableKeys(names, keys, splits)
+
+
+def encode_mask(tablets: TabletMask) -> bytes:
+    """One bit a tablet, least significant first."""
+    return np.packbits(tablets, bitorder="little").tobytes()
+
+
+def decode_mask(view: memoryview | None, tablet_bits: int) -> TabletMask | None:
+    """The mask of a message, None where it has none. Raises: WireFormatError."""
+    if view is None or len(view) == 0:
+        return None
+    size = max(1, (1 << tablet_bits) // 8)
+    if len(view) != size:
+        raise WireFormatError(f"expected a tablet mask of {size} bytes, got {len(view)}")
+    mask: TabletMask = np.unpackbits(np.frombuffer(view, np.uint8), count=1 << tablet_bits, bitorder="little").view(
+        np.bool_
+    )
+    return mask
+
+
+def _encode_report(report: PushReport) -> pb.Report:
+    message = pb.Report(applied=report.applied, duplicate=report.duplicate, fenced=report.fenced, stale=report.stale)
+    for table, update in report.tables.items():
+        message.tables.add(
+            table=table,
+            applied=update.applied,
+            created=update.created,
+            not_admitted=update.not_admitted,
+            non_finite=update.non_finite,
+            over_limit=update.over_limit,
+            non_finite_keys=report.non_finite_keys.get(table, ()),
+        )
+    return message
+
+
+def _decode_report(message: pb.Report) -> PushReport:
+    tables = {
+        part.table: TableUpdate(part.applied, part.created, part.not_admitted, part.non_finite, part.over_limit)
+        for part in message.tables
+    }
+    keys = {part.table: tuple(part.non_finite_keys) for part in message.tables if part.non_finite_keys}
+    return PushReport(message.applied, message.duplicate, message.fenced, message.stale, tables, keys)
+
+
+def _read_sized(fields: Fields, number: int, dtype: np.dtype[S], size: int, what: str) -> npt.NDArray[S]:
+    array = read_array(fields, number, dtype, what)
+    if len(array) != size:
+        raise WireFormatError(f"expected {size} values of {what}, got {len(array)}")
+    return array
+
+
+def _choice(choices: Sequence[C], index: int, what: str) -> C:
+    if not 0 <= index < len(choices):
+        raise WireFormatError(f"expected {what} below {len(choices)}, got {index}")
+    return choices[index]
