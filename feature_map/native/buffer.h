@@ -1,0 +1,80 @@
+// A growable array of plain values that starts uninitialised and can hand its memory over to NumPy.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+namespace embershard {
+
+template <typename T>
+class Buffer {
+  static_assert(std::is_trivially_copyable_v<T>);
+
+ public:
+  Buffer() = default;
+  explicit Buffer(int64_t size) { resize(size); }
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { std::free(data_); }
+
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  int64_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  T& operator[](int64_t i) { return data_[i]; }
+  const T& operator[](int64_t i) const { return data_[i]; }
+
+  void clear() { size_ = 0; }
+  void reserve(int64_t capacity) {
+    if (capacity <= capacity_) return;
+    capacity = capacity > 2 * capacity_ ? capacity : 2 * capacity_;
+    void* grown = std::realloc(data_, static_cast<size_t>(capacity) * sizeof(T));
+    if (grown == nullptr) throw std::bad_alloc();
+    data_ = static_cast<T*>(grown);
+    capacity_ = capacity;
+  }
+  // New elements are uninitialised.
+  void resize(int64_t size) {
+    reserve(size);
+    size_ = size;
+  }
+  // Room for `count` more elements, uninitialised, and where they start.
+  T* extend(int64_t count) {
+    resize(size_ + count);
+    return data_ + size_ - count;
+  }
+  void push_back(T value) { *extend(1) = value; }
+  void fill(T value) {
+    for (int64_t i = 0; i < size_; ++i) data_[i] = value;
+  }
+
+  // The memory, to be released with std::free; the buffer is empty afterwards.
+  T* release() {
+    T* memory = data_;
+    data_ = nullptr;
+    size_ = capacity_ = 0;
+    return memory;
+  }
+
+ private:
+  void swap(Buffer& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(capacity_, other.capacity_);
+  }
+
+  T* data_ = nullptr;
+  int64_t size_ = 0;
+  int64_t capacity_ = 0;
+};
+
+}  // namespace embershard

@@ -1,0 +1,10 @@
+// EMBERSHARD_CLONES: compile a function once per instruction set; the loader picks the best one the CPU has.
+// Integer code gives the same bits in every clone; float code does because of -ffp-contract=off.
+#pragma once
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__) && !defined(EMBERSHARD_NO_CLONES)
+#define EMBERSHARD_CLONES __attribute__((target_clones("arch=skylake-avx512", "avx2", "default")))
+#else
+#define EMBERSHARD_CLONES
+#endif

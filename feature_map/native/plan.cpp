@@ -1,0 +1,446 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "faults.h"
+#include "mix64.h"
+
+namespace embershard {
+namespace {
+
+constexpr int64_t kBlockRows = 4096;  // scratch of a block stays in the second-level cache
+
+// The plan's columns in one chunk; the first row of the chunk in the batch.
+struct ChunkView {
+  std::vector<Column> columns;
+  std::vector<bool> is_there;
+  int64_t length = 0;
+  int64_t first_row = 0;
+};
+
+std::string in_column(const std::string& column, const std::string& rest) { return "column '" + column + "': " + rest; }
+
+[[noreturn]] void refuse_type(const std::string& name, const Column& column, const std::string& expected) {
+  const Column* values = &column;
+  while (values->is_list() && !values->children.empty() && !values->is_map()) values = &values->children[0];
+  std::string hint;
+  if (values->is_float()) hint = "; ids do not pass through float, bucketize it or cast the column to an integer type";
+  else if (values->physical == Physical::other) hint = "; it needs a named transform";
+  throw Fault{FaultKind::column_type, in_column(name, "expected " + expected + ", got " + column.type_name() + hint)};
+}
+
+std::string id_text(IdKind id) {
+  return id == IdKind::int64 ? "int64 ids" : id == IdKind::uint64 ? "uint64 ids" : "text ids";
+}
+
+// Calls `read` and names column and row in what it refuses.
+template <typename Read>
+void naming(const std::string& name, const Column& column, const std::string& type_expected, int64_t first_row,
+            FaultKind kind, Read&& read) {
+  try {
+    read();
+  } catch (const ValueFault& fault) {
+    if (fault.index < 0) refuse_type(name, column, fault.expected.empty() ? type_expected : fault.expected);
+    throw Fault{kind, in_column(name, "expected " + fault.expected + ", got " + fault.got + " (row " +
+                                          std::to_string(first_row + fault.index) + ")")};
+  }
+}
+
+class Encoder {
+ public:
+  Encoder(const PlanParts& parts, int64_t dense_width, const std::vector<RecordChunk>& chunks)
+      : parts_(parts), dense_width_(dense_width) {
+    for (const RecordChunk& chunk : chunks) add_chunk(chunk);
+  }
+
+  Encoded run() {
+    out_.size = rows_;
+    encode_features();
+    encode_dense();
+    encode_labels();
+    encode_example_weight();
+    encode_group();
+    encode_event_time();
+    return std::move(out_);
+  }
+
+ private:
+  void add_chunk(const RecordChunk& chunk) {
+    ChunkView view;
+    view.length = chunk.array->length;
+    view.first_row = rows_;
+    const int64_t children = std::min(chunk.schema->n_children, chunk.array->n_children);
+    int64_t guess = 0;  // columns mostly stand in the plan's order
+    for (size_t c = 0; c < parts_.columns.size(); ++c) {
+      const std::string& name = parts_.columns[c];
+      int64_t found = -1;
+      for (int64_t tried = 0; tried < children && found < 0; ++tried) {
+        const int64_t candidate = (guess + tried) % children;
+        if (name == chunk.schema->children[candidate]->name) found = candidate;
+      }
+      view.is_there.push_back(found >= 0);
+      if (found < 0) {
+        view.columns.push_back(null_column(name, view.length));
+        if (parts_.is_required[c]) missing_column(name, *chunk.schema);
+        continue;
+      }
+      guess = found + 1;
+      view.columns.push_back(
+          view_column(*chunk.schema->children[found], *chunk.array->children[found], chunk.array->offset, view.length));
+    }
+    rows_ += view.length;
+    chunks_.push_back(std::move(view));
+  }
+
+  [[noreturn]] static void missing_column(const std::string& name, const ArrowSchema& schema) {
+    std::string there;
+    for (int64_t i = 0; i < std::min<int64_t>(schema.n_children, 60); ++i)
+      there += std::string(i == 0 ? "'" : ", '") + schema.children[i]->name + "'";
+    throw Fault{FaultKind::missing_column, in_column(name, "expected it in the records, got columns [" + there + "]")};
+  }
+
+  // Is a column that may be left out (label and the like) in every chunk?
+  bool is_everywhere(int column) const {
+    if (column < 0 || chunks_.empty()) return false;
+    return std::all_of(chunks_.begin(), chunks_.end(), [&](const ChunkView& c) { return c.is_there[column]; });
+  }
+
+  template <typename Function>
+  void for_blocks(Function&& function) {
+    for (const ChunkView& chunk : chunks_)
+      for (int64_t start = 0; start < chunk.length; start += kBlockRows)
+        function(chunk, start, std::min(kBlockRows, chunk.length - start));
+  }
+
+  // --- embedded features ---------------------------------------------------------------------------------------------
+
+  void encode_features() {
+    const int64_t features = static_cast<int64_t>(parts_.features.size());
+    out_.offsets.resize(features * rows_ + 1);
+    out_.offsets[0] = 0;
+    out_.keys.reserve(features * rows_ + 1);
+    int64_t* offset = out_.offsets.data() + 1;
+    for (const FeaturePlan& feature : parts_.features) {
+      bool is_scalar = true;
+      for_blocks([&](const ChunkView& chunk, int64_t start, int64_t count) {
+        encode_block(feature, chunk, start, count);
+        emit(feature.salt, offset);
+        is_scalar &= bags_.is_scalar;
+        offset += count;
+      });
+      out_.is_scalar.push_back(is_scalar);
+    }
+  }
+
+  void encode_block(const FeaturePlan& feature, const ChunkView& chunk, int64_t start, int64_t count) {
+    is_mixed_ = false;
+    switch (feature.kind) {
+      case FeaturePlan::Kind::values: read_part(feature.parts[0], chunk, start, count, bags_); break;
+      case FeaturePlan::Kind::cross: cross(feature, chunk, start, count); break;
+      case FeaturePlan::Kind::lookup: look_up(feature, chunk, start, count); break;
+      case FeaturePlan::Kind::buckets:
+      case FeaturePlan::Kind::soft_buckets: bucketize(feature, chunk, start, count); break;
+      case FeaturePlan::Kind::constant:
+        bags_.reset(count);
+        bags_.h.resize(count);
+        bags_.h.fill(feature.constant);
+        break;
+    }
+  }
+
+  void read_part(const ValueSource& source, const ChunkView& chunk, int64_t start, int64_t count, Bags& bags) {
+    const Column& column = chunk.columns[source.column];
+    const Column* weights = source.weights_column < 0 ? nullptr : &chunk.columns[source.weights_column];
+    naming(parts_.columns[source.column], column, id_text(source.id), chunk.first_row + start, FaultKind::value,
+           [&] { read_bags(column, weights, source, start, count, scratch_, bags); });
+  }
+
+  // Appends bags_ to the output: keys, ends (absolute) and weights.
+  void emit(uint64_t salt, int64_t* offset) {
+    const int64_t base = out_.keys.size();
+    const int64_t n = bags_.h.size();
+    uint64_t* keys = out_.keys.extend(n);
+    if (is_mixed_) std::memcpy(keys, bags_.h.data(), static_cast<size_t>(n) * 8);
+    else mix_keys(bags_.h.data(), salt, n, keys);
+    if (bags_.is_scalar)
+      for (int64_t row = 0; row < bags_.rows; ++row) offset[row] = base + row + 1;
+    else
+      for (int64_t row = 0; row < bags_.rows; ++row) offset[row] = base + bags_.ends[row];
+    if (bags_.is_weighted && !out_.has_weights) {
+      out_.has_weights = true;
+      out_.weights.resize(base);
+      out_.weights.fill(1.0F);
+    }
+    if (!out_.has_weights) return;
+    float* weights = out_.weights.extend(n);
+    if (bags_.is_weighted) std::memcpy(weights, bags_.weights.data(), static_cast<size_t>(n) * 4);
+    else std::fill(weights, weights + n, 1.0F);
+  }
+
+  // k = salt; for h in parts: k = mix64(k ^ h), over every combination of the parts' values, last part fastest.
+  void cross(const FeaturePlan& feature, const ChunkView& chunk, int64_t start, int64_t count) {
+    const size_t parts = feature.parts.size();
+    part_bags_.resize(std::max(part_bags_.size(), parts));
+    bool is_scalar = true, is_weighted = false;
+    for (size_t p = 0; p < parts; ++p) {
+      read_part(feature.parts[p], chunk, start, count, part_bags_[p]);
+      is_scalar &= part_bags_[p].is_scalar;
+      is_weighted |= part_bags_[p].is_weighted;
+    }
+    bags_.reset(count);
+    is_mixed_ = true;
+    if (is_scalar && !is_weighted) {
+      bags_.h.resize(count);
+      mix_keys(part_bags_[0].h.data(), feature.salt, count, bags_.h.data());
+      for (size_t p = 1; p < parts; ++p) mix_more(part_bags_[p].h.data(), count, bags_.h.data());
+      return;
+    }
+    bags_.is_scalar = false;
+    bags_.is_weighted = is_weighted;
+    for (int64_t row = 0; row < count; ++row) {
+      combine(feature, row, 0, feature.salt, 1.0F);
+      bags_.ends.push_back(bags_.h.size());
+    }
+  }
+
+  void combine(const FeaturePlan& feature, int64_t row, size_t part, uint64_t key, float weight) {
+    if (part == feature.parts.size()) {
+      bags_.h.push_back(key);
+      if (bags_.is_weighted) bags_.weights.push_back(weight);
+      return;
+    }
+    const Bags& bags = part_bags_[part];
+    for (int64_t i = bags.begin_of(row); i < bags.end_of(row); ++i)
+      combine(feature, row, part + 1, mix64(key ^ bags.h[i]), bags.is_weighted ? weight * bags.weights[i] : weight);
+  }
+
+  void look_up(const FeaturePlan& feature, const ChunkView& chunk, int64_t start, int64_t count) {
+    const size_t parts = feature.parts.size();
+    part_bags_.resize(std::max(part_bags_.size(), parts));
+    for (size_t p = 0; p < parts; ++p) {
+      read_part(feature.parts[p], chunk, start, count, part_bags_[p]);
+      const int column = feature.parts[p].column;
+      if (parts > 1 && !part_bags_[p].is_scalar)
+        refuse_type(parts_.columns[column], chunk.columns[column], "one value a row to match several columns");
+    }
+    bags_.reset(count);
+    bags_.is_scalar = part_bags_[0].is_scalar && !feature.skip_absent;
+    for (int64_t row = 0; row < count; ++row) {
+      if (parts == 1) {
+        for (int64_t i = part_bags_[0].begin_of(row); i < part_bags_[0].end_of(row); ++i)
+          add_looked_up(feature, part_bags_[0].h[i]);
+      } else {
+        uint64_t folded = 0;
+        for (size_t p = 0; p < parts; ++p) folded = mix64(folded ^ part_bags_[p].h[row]);
+        add_looked_up(feature, folded);
+      }
+      if (!bags_.is_scalar) bags_.ends.push_back(bags_.h.size());
+    }
+  }
+
+  void add_looked_up(const FeaturePlan& feature, uint64_t h) {
+    const auto found = feature.table->find(h);
+    if (found != feature.table->end()) bags_.h.push_back(found->second);
+    else if (!feature.skip_absent) bags_.h.push_back(feature.constant);
+  }
+
+  static void mix_more(const uint64_t* h, int64_t count, uint64_t* keys) {
+    for (int64_t i = 0; i < count; ++i) keys[i] = mix64(keys[i] ^ h[i]);
+  }
+
+  // Bucket i holds edges[i-1] <= x < edges[i]. Soft: the two centres around x, weighted by nearness.
+  void bucketize(const FeaturePlan& feature, const ChunkView& chunk, int64_t start, int64_t count) {
+    const NumberSource& number = feature.number;
+    const Column& column = chunk.columns[number.column];
+    scratch_.numbers.resize(count);
+    scratch_.valid.resize(count);
+    double* x = scratch_.numbers.data();
+    bool all_valid = true;
+    naming(parts_.columns[number.column], column, "numbers", chunk.first_row + start, FaultKind::value, [&] {
+      all_valid = read_numbers(column, number.markers, start, count, x, scratch_.valid.data());
+    });
+    const bool soft = feature.kind == FeaturePlan::Kind::soft_buckets;
+    const bool skip = feature.parts[0].skip_missing;
+    bags_.reset(count);
+    bags_.is_weighted = soft;
+    bags_.is_scalar = !soft && (all_valid || !skip || number.has_fill);
+    const double* edges = feature.edges.data();
+    const int64_t edge_count = static_cast<int64_t>(feature.edges.size());
+    for (int64_t row = 0; row < count; ++row) {
+      const bool is_null = !all_valid && !scratch_.valid[row];
+      if (is_null && !number.has_fill) {
+        if (!skip) add_bucket(feature.parts[0].missing, 1.0F);
+      } else {
+        const double value = is_null ? number.fill : x[row];
+        const int64_t above = std::upper_bound(edges, edges + edge_count, value) - edges;
+        if (!soft) add_bucket(static_cast<uint64_t>(above), 1.0F);
+        else add_soft_buckets(edges, edge_count, above, value);
+      }
+      if (!bags_.is_scalar) bags_.ends.push_back(bags_.h.size());
+    }
+  }
+
+  void add_soft_buckets(const double* centres, int64_t count, int64_t above, double value) {
+    if (above == 0 || above == count) return add_bucket(static_cast<uint64_t>(above == 0 ? 0 : count - 1), 1.0F);
+    const double low = centres[above - 1], high = centres[above];
+    const float share = static_cast<float>((value - low) / (high - low));
+    add_bucket(static_cast<uint64_t>(above - 1), 1.0F - share);
+    if (share > 0.0F) add_bucket(static_cast<uint64_t>(above), share);
+  }
+
+  void add_bucket(uint64_t h, float weight) {
+    bags_.h.push_back(h);
+    if (bags_.is_weighted) bags_.weights.push_back(weight);
+  }
+
+  // --- the other columns ---------------------------------------------------------------------------------------------
+
+  void encode_dense() {
+    out_.dense_width = dense_width_;
+    out_.dense.resize(rows_ * dense_width_);
+    int64_t at = 0;
+    for (const NumberSource& source : parts_.dense) {
+      for_blocks([&](const ChunkView& chunk, int64_t start, int64_t count) {
+        const Column& column = chunk.columns[source.column];
+        float* out = out_.dense.data() + (chunk.first_row + start) * dense_width_ + at;
+        naming(parts_.columns[source.column], column, "numbers", chunk.first_row + start, FaultKind::value,
+               [&] { read_dense(column, source, start, count, scratch_, out, dense_width_); });
+      });
+      at += source.output_width();
+    }
+  }
+
+  void encode_labels() {
+    const auto is_missing = [&](const LabelPlan& label) { return !is_everywhere(label.column); };
+    if (parts_.labels.empty() || std::any_of(parts_.labels.begin(), parts_.labels.end(), is_missing)) return;
+    const int64_t labels = static_cast<int64_t>(parts_.labels.size());
+    out_.label_count = labels;
+    out_.label.resize(rows_ * labels);
+    for (int64_t l = 0; l < labels; ++l)
+      for_blocks([&](const ChunkView& chunk, int64_t start, int64_t count) {
+        const LabelPlan& label = parts_.labels[static_cast<size_t>(l)];
+        const std::string& name = parts_.columns[label.column];
+        float* out = out_.label.data() + (chunk.first_row + start) * labels + l;
+        naming(name, chunk.columns[label.column], "labels", chunk.first_row + start, FaultKind::label,
+               [&] { read_label(chunk.columns[label.column], label, start, count, out, labels); });
+      });
+  }
+
+  void read_label(const Column& column, const LabelPlan& label, int64_t start, int64_t count, float* out,
+                  int64_t stride) {
+    scratch_.valid.resize(count);
+    uint8_t* valid = scratch_.valid.data();
+    bool all_valid = true;
+    if (label.has_positives) {
+      scratch_.h.resize(count);
+      all_valid = read_hashes(column, label.id, label.markers, start, count, scratch_.h.data(), valid);
+    } else {
+      scratch_.numbers.resize(count);
+      all_valid = read_numbers(column, label.markers, start, count, scratch_.numbers.data(), valid);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      if (!all_valid && !valid[i]) throw ValueFault{i, "a label", "null or NaN"};
+      if (label.has_positives) {
+        const auto end = label.positives.end();
+        out[i * stride] = std::find(label.positives.begin(), end, scratch_.h[i]) != end ? 1.0F : 0.0F;
+        continue;
+      }
+      const double x = scratch_.numbers[i];
+      if (label.has_threshold) {
+        out[i * stride] = x >= label.threshold ? 1.0F : 0.0F;
+      } else {
+        if (!(x >= 0.0 && x <= 1.0)) throw ValueFault{i, "a label in [0, 1]", number_text(x)};
+        out[i * stride] = static_cast<float>(x);
+      }
+    }
+  }
+
+  static std::string number_text(double x) {
+    std::string text = std::to_string(x);
+    while (text.find('.') != std::string::npos && (text.back() == '0' || text.back() == '.')) {
+      const bool was_point = text.back() == '.';
+      text.pop_back();
+      if (was_point) break;
+    }
+    return text;
+  }
+
+  void encode_example_weight() {
+    const int c = parts_.example_weight_column;
+    if (!is_everywhere(c)) return;
+    out_.has_example_weight = true;
+    out_.example_weight.resize(rows_);
+    static const NullMarkers none;
+    for_blocks([&](const ChunkView& chunk, int64_t start, int64_t count) {
+      float* out = out_.example_weight.data() + chunk.first_row + start;
+      naming(parts_.columns[c], chunk.columns[c], "numbers", chunk.first_row + start, FaultKind::value, [&] {
+        scratch_.numbers.resize(count);
+        scratch_.valid.resize(count);
+        const double* x = scratch_.numbers.data();
+        const bool all_valid =
+            read_numbers(chunk.columns[c], none, start, count, scratch_.numbers.data(), scratch_.valid.data());
+        for (int64_t i = 0; i < count; ++i) {
+          if (!all_valid && !scratch_.valid[i]) throw ValueFault{i, "an example weight", "null, NaN or infinity"};
+          if (x[i] < 0.0) throw ValueFault{i, "an example weight of at least 0", number_text(x[i])};
+          out[i] = static_cast<float>(x[i]);
+        }
+      });
+    });
+  }
+
+  void encode_group() {
+    const int c = parts_.group.column;
+    if (!is_everywhere(c)) return;
+    out_.has_group = true;
+    for_blocks([&](const ChunkView& chunk, int64_t start, int64_t count) {
+      read_part(parts_.group.source, chunk, start, count, bags_);
+      if (!bags_.is_scalar || bags_.h.size() != count) refuse_type(parts_.columns[c], chunk.columns[c], "one id a row");
+      std::memcpy(out_.group.extend(count), bags_.h.data(), static_cast<size_t>(count) * 8);
+    });
+  }
+
+  void encode_event_time() {
+    const int c = parts_.event_time_column;
+    if (!is_everywhere(c)) return;
+    out_.has_event_time = true;
+    static const NullMarkers none;
+    for_blocks([&](const ChunkView& chunk, int64_t start, int64_t count) {
+      int64_t* out = out_.event_time.extend(count);
+      naming(parts_.columns[c], chunk.columns[c], "seconds", chunk.first_row + start, FaultKind::value, [&] {
+        scratch_.h.resize(count);
+        scratch_.valid.resize(count);
+        const bool all_valid = read_hashes(chunk.columns[c], IdKind::int64, none, start, count, scratch_.h.data(),
+                                           scratch_.valid.data());
+        for (int64_t i = 0; i < count; ++i) {
+          if (!all_valid && !scratch_.valid[i]) throw ValueFault{i, "an event time", "null"};
+          out[i] = static_cast<int64_t>(scratch_.h[i]);
+        }
+      });
+    });
+  }
+
+  const PlanParts& parts_;
+  const int64_t dense_width_;
+  std::vector<ChunkView> chunks_;
+  int64_t rows_ = 0;
+  Scratch scratch_;
+  Bags bags_;
+  std::vector<Bags> part_bags_;
+  bool is_mixed_ = false;  // bags_.h holds keys already
+  Encoded out_;
+};
+
+}  // namespace
+
+Plan::Plan(PlanParts parts) : parts_(std::move(parts)) {
+  for (const NumberSource& source : parts_.dense) dense_width_ += source.output_width();
+}
+
+Encoded Plan::encode(const std::vector<RecordChunk>& chunks) const {
+  return Encoder(parts_, dense_width_, chunks).run();
+}
+
+}  // namespace embershard
