@@ -138,7 +138,7 @@ class Checkpoint:
                 check_layout(table, present[table.name], self.path)
         store.ensure_tables([table for table in wanted if table.name not in present])
         names = {table.name for table in wanted}
-        emptied = {name: empty_rows(table, 0) for name, table in present.items() if name not in names}
+        emptied = {name: empty_rows(table) for name, table in present.items() if name not in names}
         rows = dict.fromkeys(sorted(names), 0)
         with ThreadPoolExecutor(1, "checkpoint-read") as pool:
             ahead = pool.submit(self.snapshot, 0)

@@ -13,7 +13,7 @@ from ..table_config import TableConfig
 from ..table_group import TableRows
 from .manifest import FileEntry
 from .storage import Directory
-from .tablet_file import concat_rows, numbers, rows_of_batch
+from .tablet_file import concat_rows, numbers, row_schema, rows_of_batch
 
 
 class TableReader:
@@ -25,9 +25,8 @@ class TableReader:
         self._table = table
         self._shift = 64 - tablet_bits
         self._last_tablet = (1 << tablet_bits) - 1
-        self._files = [_RowFile(directory, entry) for entry in entries]
+        self._files = [_RowFile(directory, entry, table) for entry in entries]
         self._first = [entry.first_tablet for entry in entries]
-        self.state_width = self._files[0].state_width if self._files else 0
 
     def rows(self, tablet: int) -> TableRows:
         """Rows of one tablet, ascending by key; views where they lie in one record batch."""
@@ -37,7 +36,7 @@ class TableReader:
             if self._first[index] > tablet:
                 break
             parts += self._files[index].between(low, None if tablet == self._last_tablet else high)
-        return concat_rows(parts, self._table, self.state_width)
+        return concat_rows(parts, self._table)
 
     def close(self) -> None:
         """Close the files; views given out stay valid."""
@@ -48,15 +47,17 @@ class TableReader:
 class _RowFile:
     """One row file; remembers the key range of each record batch once it has been seen."""
 
-    def __init__(self, directory: Directory, entry: FileEntry) -> None:
+    def __init__(self, directory: Directory, entry: FileEntry, table: TableConfig) -> None:
         self._where = f"{directory.path}/{entry.path}"
         try:
             self._source = directory.open(entry.path)
             self._reader = pa.ipc.open_file(self._source)
         except (OSError, pa.ArrowInvalid) as error:
             raise CorruptCheckpointError(f"{self._where}: expected an Arrow IPC file, got {error}") from error
-        schema = self._reader.schema
-        self.state_width = schema.field("state").type.list_size if "state" in schema.names else 0
+        if self._reader.schema != row_schema(table):
+            raise CorruptCheckpointError(
+                f"{self._where}: expected columns {row_schema(table)}, got {self._reader.schema} (table {table.name!r})"
+            )
         self._ranges: list[tuple[int, int] | None] = [None] * self._reader.num_record_batches
         self._cached: tuple[int, pa.RecordBatch] | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..errors import CheckpointMismatchError
+from ..optimizers import state_columns
 from ..table_config import TableConfig
 
 
@@ -18,7 +19,7 @@ def check_layout(saved: TableConfig, present: TableConfig, where: str) -> None:
     ]
     for index, (old, new) in enumerate(zip(saved.blocks, present.blocks, strict=False)):
         pairs.append((f"blocks[{index}].dim", old.dim, new.dim))
-        pairs.append((f"blocks[{index}].optimizer.kind", old.optimizer.kind, new.optimizer.kind))
+        pairs.append((f"blocks[{index}].optimizer state", dict(state_columns(old)), dict(state_columns(new))))
     for field, expected, got in pairs:
         if expected != got:
             raise CheckpointMismatchError(

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..optimizers import block_state_width
 from ..table_config import TableConfig
 from ..table_group import AppliedMemory, TableRows
 
@@ -42,15 +43,20 @@ def file_name(kind: str, first_tablet: int, table_index: int | None = None, tabl
     return f"{kind}/{table_index:03d}-{re.sub(r'[^A-Za-z0-9_-]', '_', table)[:48]}.{first_tablet:05d}.arrow"
 
 
-def row_schema(table: TableConfig, state_width: int) -> pa.Schema:
+def state_width(table: TableConfig) -> int:
+    """`S`: state floats a row."""
+    return sum(block_state_width(block) for block in table.blocks)
+
+
+def row_schema(table: TableConfig) -> pa.Schema:
     """Schema of a table's row files: key, weights, state (absent where S = 0), count, touched_at, version."""
     weight = pa.from_numpy_dtype(WEIGHT_DTYPES[table.dtype])
     fields = [
         pa.field("key", pa.uint64(), nullable=False),
         pa.field("weights", pa.list_(weight, table.dim), nullable=False, metadata={"dtype": table.dtype}),
     ]
-    if state_width:
-        fields.append(pa.field("state", pa.list_(pa.float32(), state_width), nullable=False))
+    if width := state_width(table):
+        fields.append(pa.field("state", pa.list_(pa.float32(), width), nullable=False))
     fields += [pa.field(name, pa.uint32(), nullable=False) for name in ("count", "touched_at", "version")]
     return pa.schema(fields, metadata={"embershard.table": table.name})
 
@@ -83,24 +89,24 @@ def rows_of_batch(batch: pa.RecordBatch, start: int, stop: int) -> TableRows:
     )
 
 
-def concat_rows(parts: Sequence[TableRows], table: TableConfig, state_width: int) -> TableRows:
+def concat_rows(parts: Sequence[TableRows], table: TableConfig) -> TableRows:
     """Rows of consecutive ranges as one; a single part is returned as it is, no part gives no rows."""
     if len(parts) == 1:
         return parts[0]
     if not parts:
-        return empty_rows(table, state_width)
+        return empty_rows(table)
     names = ("keys", "weights", "state", "count", "touched_at", "version")
     return TableRows(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}, **_no_extras()
     )
 
 
-def empty_rows(table: TableConfig, state_width: int) -> TableRows:
+def empty_rows(table: TableConfig) -> TableRows:
     """No rows of a table, in its layout."""
     return TableRows(
         keys=np.empty(0, np.uint64),
         weights=np.empty((0, table.dim), WEIGHT_DTYPES[table.dtype]),
-        state=np.empty((0, state_width), np.float32),
+        state=np.empty((0, state_width(table)), np.float32),
         count=np.empty(0, np.uint32),
         touched_at=np.empty(0, np.uint32),
         version=np.empty(0, np.uint32),

@@ -102,12 +102,10 @@ class TableFiles:
 
     def __init__(self, target: Directory, closer: BackgroundCloser, index: int, table: TableConfig) -> None:
         self.table = table
-        self._target, self._closer, self._index = target, closer, index
-        self._rows: FileSeries | None = None
-        self._schema: pa.Schema | None = None
+        self._schema = row_schema(table)
+        self._rows = FileSeries(target, closer, "rows", self._schema, (index, table.name))
         self._admission = FileSeries(target, closer, "admission", ADMISSION_SCHEMA, (index, table.name))
         self._erased = FileSeries(target, closer, "erased", ERASED_SCHEMA, (index, table.name))
-        self._state_width = 0
         self._pending: list[TableRows] = []
         self._pending_bytes = 0
         self._first_pending = self._last_pending = 0
@@ -117,14 +115,10 @@ class TableFiles:
 
     def __exit__(self, *exc: object) -> None:
         for series in (self._rows, self._admission, self._erased):
-            if series is not None:
-                series.__exit__(*exc)
+            series.__exit__(*exc)
 
     def add(self, tablet: int, rows: TableRows) -> None:
         """Rows, counters and erased keys of one tablet; tablets come in ascending order."""
-        if self._schema is None:
-            self._state_width = rows.state.shape[1]
-            self._schema = row_schema(self.table, self._state_width)
         if len(rows.keys):
             if not bool(np.all(rows.keys[1:] > rows.keys[:-1])):
                 raise ValueError(
@@ -146,16 +140,11 @@ class TableFiles:
     def finish(self) -> list[FileEntry]:
         """End all files; a table without rows gets an empty row file, so that its layout is on record."""
         self._flush()
-        rows = self._rows.finish() if self._rows is not None else []
-        return rows + self._admission.finish() + self._erased.finish()
+        return self._rows.finish() + self._admission.finish() + self._erased.finish()
 
     def _flush(self) -> None:
-        if self._schema is None:
-            return
-        if self._rows is None:
-            self._rows = FileSeries(self._target, self._closer, "rows", self._schema, (self._index, self.table.name))
         if self._pending or self._rows.is_empty:
-            rows = concat_rows(self._pending, self.table, self._state_width)
+            rows = concat_rows(self._pending, self.table)
             self._rows.add(self._first_pending, row_batch(self._schema, rows), last_tablet=self._last_pending)
         self._pending, self._pending_bytes = [], 0
 

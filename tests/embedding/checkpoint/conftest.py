@@ -8,15 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from embershard.embedding.checkpoint.tablet_file import state_width
 from embershard.embedding.table_config import Adagrad, ColumnBlock, Ftrl, Sgd, TableConfig, Uniform, Zeros
 from embershard.embedding.table_group import AppliedMemory, TableRows, TabletSnapshot
 
-STATE_WIDTHS = {"sgd": lambda dim: 0, "adagrad": lambda dim: dim, "ftrl": lambda dim: 2 * dim}
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
-
-
-def state_width(table: TableConfig) -> int:
-    return sum(STATE_WIDTHS[block.optimizer.kind](block.dim) for block in table.blocks)
 
 
 def random_rows(table: TableConfig, keys: np.ndarray, seed: int, version: int = 1) -> TableRows:

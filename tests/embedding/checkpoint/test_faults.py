@@ -248,14 +248,16 @@ def test_kill_at_any_moment_of_a_save_leaves_a_complete_newest_b39(tmp_path: Pat
         for _ in range(20):
             print(found + 1, file=parent.stdin, flush=True)
             child = int(parent.stdout.readline())
-            moment = time.monotonic() + float(rng.uniform(0.05, 0.25))
-            while time.monotonic() < moment or not list_checkpoints(tmp_path)[0]:
+            while not any(int(path.name[5:14]) > found for path in tmp_path.glob("step-?????????")):
+                assert parent.poll() is None
+            moment = time.monotonic() + float(rng.uniform(0, 0.1))
+            while time.monotonic() < moment:
                 pass
             os.kill(child, signal.SIGKILL)
             assert parent.stdout.readline() == "dead\n"
             checkpoint, skipped = latest_checkpoint(tmp_path)
             assert checkpoint is not None
-            assert checkpoint.manifest.step >= found
+            assert checkpoint.manifest.step > found
             found, torn = checkpoint.manifest.step, torn + len(skipped)
             assert (checkpoint.dense()["step"] == found).all()
             restored, expected = (SnapshotStore(checkpoint.tables(), tablet_bits=4) for _ in range(2))
@@ -265,7 +267,6 @@ def test_kill_at_any_moment_of_a_save_leaves_a_complete_newest_b39(tmp_path: Pat
             for mine, other in zip(restored.tablets, expected.tablets, strict=True):
                 assert mine.tables["user"].weights.tobytes() == other.tables["user"].weights.tobytes()
         parent.stdin.close()
-    assert found > 5
     assert torn > 0, "no kill fell into a save"
 
 
