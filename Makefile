@@ -17,7 +17,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.installed
-	cd tests && ../$(BIN)/mypy --config-file ../pyproject.toml -p embershard
+	$(BIN)/python tools/check_types.py
 
 native-test: $(VENV)/.installed
 	$(BIN)/python tests/native/run.py
