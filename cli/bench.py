@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from ..benchmarks import SUITES
-from ..feature_map.config_file import did_you_mean, validate
 from .console import note, print_json, say, say_table
 from .errors import UsageError
-from .overrides import apply_overrides
 
 if TYPE_CHECKING:
     from ..benchmarks.measurement import Measurement, Suite
@@ -25,6 +23,9 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list and nothing else.")] = False,
 ) -> None:
     """Measure one suite of workloads, each against a reference in the same run."""
+    from ..feature_map.config_file import did_you_mean, validate
+    from .overrides import apply_overrides
+
     if suite not in SUITES:
         raise UsageError(f"unknown suite {suite!r}; {did_you_mean(suite, SUITES)}")
     data: dict[str, object] = {"quick": True} if quick else {}

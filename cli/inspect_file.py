@@ -34,7 +34,7 @@ def _facts(path: Path) -> dict[str, Any]:
         if (path / "manifest.json").exists() or not any(root.glob("step-*")):
             return _checkpoint_facts(path)
         return _root_facts(root)
-    raise UsageError(f"expected a checkpoint, an export, a run folder or a feature map, got {path}")
+    return _feature_map_facts(path)
 
 
 def _checkpoint_facts(path: Path) -> dict[str, Any]:
@@ -94,6 +94,42 @@ def _root_facts(root: Path) -> dict[str, Any]:
     }
 
 
+def _feature_map_facts(path: Path) -> dict[str, Any]:
+    from ..feature_map.feature_columns import columns_of
+    from ..feature_map.feature_config import Numeric
+    from .feature_map_source import load_feature_map
+
+    features = load_feature_map(path)
+    return {
+        "kind": "feature map",
+        "path": str(path),
+        "version": features.version,
+        "hash": features.hash,
+        "labels": list(features.labels),
+        "dense_width": features.dense_width,
+        "features": [
+            {
+                "feature": feature.name,
+                "kind": feature.kind,
+                "columns": list(columns_of(feature, features.config)),
+                "pooling": None if isinstance(feature, Numeric) else feature.pooling,
+                "table": None if isinstance(feature, Numeric) else feature.table,
+            }
+            for feature in features.features
+        ],
+        "tables": [
+            {
+                "table": table.name,
+                "key_space": table.key_space,
+                "id": table.id,
+                "dim": table.dim,
+                "features": list(table.features),
+            }
+            for table in features.tables
+        ],
+    }
+
+
 def _say(facts: dict[str, Any]) -> None:
     lists = {name: value for name, value in facts.items() if _is_table(value)}
     for name, value in facts.items():
@@ -112,4 +148,6 @@ def _is_table(value: object) -> bool:
 def _cell(value: object) -> object:
     if isinstance(value, dict):
         return ", ".join(f"{name} {text}" for name, text in value.items())
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value)
     return value

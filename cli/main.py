@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from . import bench, inspect_file
+from . import bench, inspect_file, key
 from .errors import EXIT_FAILURE, EXIT_INTERRUPTED, describe, exit_code
 
 TRACEBACK = "--traceback"
@@ -41,6 +41,7 @@ def _root(
 
 
 app.command("inspect")(inspect_file.inspect)
+app.command("key", context_settings={"ignore_unknown_options": True})(key.key)
 app.command("bench")(bench.bench)
 
 

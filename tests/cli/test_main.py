@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,11 +42,23 @@ def test_no_traceback_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> No
     assert "Traceback" in capsys.readouterr().err
 
 
-@pytest.mark.process
-def test_help_imports_nothing_heavy() -> None:
+def imported_by(arguments: list[str]) -> list[str]:
     code = (
-        "import sys; from embershard.cli.main import run; run(['--help']); "
-        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+        f"import sys; from embershard.cli.main import run; assert run({arguments!r}) == 0; "
+        f"print(*[name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "[]"
+    return done.stderr.split()
+
+
+@pytest.mark.process
+def test_help_imports_nothing_heavy() -> None:
+    assert imported_by(["--help"]) == []
+
+
+@pytest.mark.process
+def test_key_and_inspect_do_without_torch(tmp_path: Path) -> None:
+    path = tmp_path / "features.yaml"
+    path.write_text("features: [{name: user, kind: categorical}]\n")
+    assert imported_by(["key", "user", "5", str(path)]) == ["pyarrow"]
+    assert imported_by(["inspect", str(path)]) == ["pyarrow"]
