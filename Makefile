@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-BUILD_SOURCES := pyproject.toml constraints.txt CMakeLists.txt __init__.py py.typed \
+BUILD_SOURCES := pyproject.toml constraints.txt CMakeLists.txt __init__.py __init__.pyi py.typed \
 	$(wildcard tools/*.py) $(wildcard */native/*.cpp */native/*.h ps_server/*.proto)
 
 .PHONY: demo test lint types unit native-test bench clean

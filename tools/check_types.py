@@ -13,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MEMBERS = (
     "__init__.py",
+    "__init__.pyi",
     "py.typed",
     "datasets",
     "feature_map",
