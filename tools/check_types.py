@@ -1,6 +1,6 @@
 """Run mypy over the package as it is imported.
 
-The checkout's folder may have any name, so the package is laid out under build/types/embershard by links to its folders.
+The checkout's folder may have any name, so build/types/embershard links to the package's folders.
 """
 
 from __future__ import annotations
