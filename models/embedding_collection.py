@@ -1,0 +1,223 @@
+"""EmbeddingCollection: a torch module whose weights are rows of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ..embedding.store import EmbeddingStore, Exchange, Pull, Push, PushReport, PushToken
+from ..embedding.table_config import ColumnBlock, Initializer, Optimizer, TableConfig
+from ..feature_map.batch import FeatureBatch
+from .device_transfer import DeviceTransfer, choose_device
+from .embedding_output import EmbeddingOutput
+from .errors import StoreMismatchError
+from .keyed_jagged import KeyedJagged, ValueEncoder, feature_batch_of
+from .pulled_rows import KeyedBatch, PulledRows
+from .row_layout import FeatureDefinition, RowLayout
+from .row_optimizer import RowOptimizer
+from .table_options import TableOptions
+from .tensor_batch import TensorBatch
+
+DEFAULT_DIM = 16
+
+
+class CategoricalFeature(FeatureDefinition, Protocol):
+    """What a collection reads of a categorical feature of the feature map."""
+
+    @property
+    def key_space(self) -> str: ...
+
+
+class CategoricalFeatures(Protocol):
+    """What a collection reads of a feature map."""
+
+    @property
+    def categorical(self) -> Sequence[CategoricalFeature]: ...
+
+
+@dataclass(slots=True)
+class PushCounts:
+    """What became of the pushes of one collection so far, in rows; `refused` had non-finite gradients."""
+
+    pushes: int = 0
+    duplicates: int = 0
+    applied: int = 0
+    created: int = 0
+    not_admitted: int = 0
+    refused: int = 0
+    over_limit: int = 0
+
+    def add(self, report: PushReport) -> None:
+        """Count one more report."""
+        self.pushes += 1
+        self.duplicates += report.applied == 0 and report.duplicate > 0
+        for update in report.tables.values():
+            self.applied += update.applied
+            self.created += update.created
+            self.not_admitted += update.not_admitted
+            self.refused += update.non_finite
+            self.over_limit += update.over_limit
+
+
+class EmbeddingCollection(nn.Module):
+    """Embeddings of all categorical features of a feature map, one table a feature unless features share one.
+
+    In training mode absent rows read their initial weights and pulls may be trained; in evaluation mode they read the
+    table's `unseen` vector. The module has no parameters: `optimizer()` trains the rows.
+
+    Thread safety: one training thread; `prefetch` runs `prepare` and `exchange` in threads of its own.
+    Invariants: 1. a pull never changes the store. 2. a pulled batch is pushed at most once, under the batch's token.
+    """
+
+    def __init__(
+        self,
+        features: CategoricalFeatures,
+        store: EmbeddingStore,
+        *,
+        dim: int | None = None,
+        blocks: Sequence[ColumnBlock] | None = None,
+        optimizer: Optimizer | None = None,
+        initializer: Initializer | None = None,
+        options: TableOptions | None = None,
+        tables: Mapping[str, TableConfig] | None = None,
+        device: str | torch.device = "auto",
+    ) -> None:
+        """dim, optimizer, initializer: rows of one block (16, Adagrad, uniform ±0.01 unless given).
+        blocks:  several column blocks instead, each with its own dim, optimizer and initializer.
+        options: admission, eviction, dtype, seed … of every table.   tables: whole configurations of some tables.
+        Raises: TableConflictError if the store has such a table with another configuration; nothing is changed."""
+        super().__init__()
+        blocks = _blocks(dim, blocks, optimizer, initializer)
+        options = options or TableOptions()
+        given = dict(tables or {})
+        configs: dict[str, TableConfig] = {}
+        for feature in features.categorical:
+            if feature.table not in configs:
+                own = given.pop(feature.table, None)
+                configs[feature.table] = own or options.table(feature.table, feature.key_space, blocks)
+        if given:
+            raise ValueError(f"expected tables of the feature map {sorted(configs)}, got others too: {sorted(given)}")
+        self.layout = RowLayout(features.categorical, configs)
+        self.features = features
+        self.store = store
+        self.transfer = DeviceTransfer(choose_device(device))
+        self.lease = 1
+        self.checkpoint: str | None = None
+        self.counts = PushCounts()
+        self._row_optimizer: RowOptimizer | None = None
+        store.ensure_tables(self.layout.configs)
+
+    @property
+    def device(self) -> torch.device:
+        """Where pulled rows are put."""
+        return self.transfer.device
+
+    def optimizer(self) -> RowOptimizer:
+        """The torch optimizer over the rows pulled in training mode; the same object each time."""
+        if self._row_optimizer is None:
+            self._row_optimizer = RowOptimizer(self.push, self._learning_rate())
+        return self._row_optimizer
+
+    def forward(
+        self, batch: FeatureBatch | TensorBatch | KeyedJagged, *, values_are_keys: bool = False
+    ) -> EmbeddingOutput:
+        """The batch's embeddings, pulled now; a KeyedJaggedTensor holds raw ids, or keys if `values_are_keys`.
+
+        Raises: FeatureMismatchError; whatever the store raises."""
+        if isinstance(batch, TensorBatch):
+            batch = batch.features
+        elif not isinstance(batch, FeatureBatch):
+            encoder: ValueEncoder | None = None if values_are_keys else self.features  # type: ignore[assignment]
+            batch = feature_batch_of(batch, self.layout.features, encoder)
+        keyed = self.prepare(batch)
+        pulled = self.pulled(keyed, self.exchange(None, keyed, training=self.training))
+        if self.training and torch.is_grad_enabled():
+            pulled.require_gradients()
+            if self._row_optimizer is not None:
+                self._row_optimizer.expect(pulled)
+        return EmbeddingOutput(pulled)
+
+    def prepare(self, batch: FeatureBatch) -> KeyedBatch:
+        """The batch with its unique keys. Thread safety: any thread."""
+        return KeyedBatch(batch, self.layout.deduplicate(batch))
+
+    def exchange(self, push: Push | None, keyed: KeyedBatch | None, *, training: bool) -> Exchange:
+        """One data call: apply the push, then read the rows of `keyed`. Thread safety: any thread, one at a time."""
+        pull = None if keyed is None else Pull(keyed.unique.keys, "initial" if training else "unseen")
+        answer = self.store.exchange(push, pull)
+        if answer.report is not None:
+            self.counts.add(answer.report)
+        return answer
+
+    def pulled(self, keyed: KeyedBatch, answer: Exchange) -> PulledRows:
+        """The rows that an exchange read for `keyed`."""
+        if answer.rows is None:
+            raise ValueError("expected an exchange with a pull, got one without")
+        return PulledRows(keyed, answer.rows, self.layout, self.transfer)
+
+    def push(self, pulled: PulledRows, *, step: int, lr_scale: float) -> None:
+        """Send the gradients of a pulled batch to the store, under the batch's token."""
+        push = self.make_push(pulled, step=step, lr_scale=lr_scale)
+        self.exchange(push, None, training=True)
+
+    def make_push(self, pulled: PulledRows, *, step: int, lr_scale: float) -> Push:
+        """The push of a pulled batch's gradients, which are taken from its leaves."""
+        batch = pulled.batch
+        token = None if batch.id is None else PushToken(batch.id.unit, self.lease, batch.id.index)
+        times = batch.event_time
+        now = 0 if times is None or len(times) == 0 else min(max(int(times.max()), 0), (1 << 32) - 1)
+        return pulled.push(pulled.take_gradients(), token, step=step, now=now, lr_scale=lr_scale)
+
+    def rows_by_table(self) -> dict[str, int]:
+        """Rows of each table of this collection."""
+        stats = self.store.stats()
+        return {table: stats[table].rows for table in self.layout.tables}
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """For `state_dict`: which store the rows are in, and the last checkpoint. Not the rows."""
+        return {"store": self.store.identity, "checkpoint": self.checkpoint, "tables": list(self.layout.tables)}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """For `load_state_dict`. Raises: StoreMismatchError unless these are the rows the state was saved beside."""
+        same_rows = state["store"] == self.store.identity
+        same_checkpoint = state["checkpoint"] is not None and state["checkpoint"] == self.checkpoint
+        if not (same_rows or same_checkpoint):
+            raise StoreMismatchError(
+                f"expected a state of store {self.store.identity!r} or of checkpoint {self.checkpoint!r}, got one of "
+                f"store {state['store']!r}, checkpoint {state['checkpoint']!r}: a state dict carries no rows; restore "
+                "the checkpoint into the store first"
+            )
+        if list(state["tables"]) != list(self.layout.tables):
+            raise StoreMismatchError(f"expected tables {list(self.layout.tables)}, got {state['tables']}")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EmbeddingCollection:
+        raise TypeError(
+            "expected one module to one set of rows, got deepcopy of an EmbeddingCollection: the copy would train the "
+            "same rows; make another collection over the store you mean"
+        )
+
+    def _learning_rate(self) -> float:
+        rates = {block.optimizer.lr for config in self.layout.configs for block in config.blocks}
+        return rates.pop() if len(rates) == 1 else 1.0
+
+
+def _blocks(
+    dim: int | None,
+    blocks: Sequence[ColumnBlock] | None,
+    optimizer: Optimizer | None,
+    initializer: Initializer | None,
+) -> tuple[ColumnBlock, ...]:
+    if blocks is not None:
+        if dim is not None or optimizer is not None or initializer is not None:
+            raise ValueError("expected either blocks or dim, optimizer and initializer, got both")
+        return tuple(blocks)
+    chosen: dict[str, Any] = {"dim": DEFAULT_DIM if dim is None else dim}
+    if optimizer is not None:
+        chosen["optimizer"] = optimizer
+    if initializer is not None:
+        chosen["initializer"] = initializer
+    return (ColumnBlock(**chosen),)

@@ -1,0 +1,19 @@
+"""Errors of the models: one class per decision a caller can take."""
+
+from __future__ import annotations
+
+
+class FeatureMismatchError(ValueError):
+    """A batch does not have the features that the embedding collection was made for."""
+
+
+class StoreMismatchError(ValueError):
+    """A state dict belongs to rows in another store; the message names both and the way out."""
+
+
+class ModelSpecError(ValueError):
+    """`model.class` does not lead to a torch module that can be built; the message says where the path breaks."""
+
+
+class TrainingDivergedError(ArithmeticError):
+    """The loss is not finite; the message names the step, the epoch and what to lower."""

@@ -1,0 +1,330 @@
+"""EmbeddingCollection: what models read, what backward sends, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from model_fakes import CLICK_FEATURES, Feature, Features, RecordingStore, bags, click_batches, local_store
+
+from embershard.datasets.work_unit import BatchId
+from embershard.embedding.batch_rows import Bags, Pooling, RowColumns, pooled_fields
+from embershard.embedding.errors import TableConflictError
+from embershard.embedding.store import Pull
+from embershard.embedding.table_config import Adagrad, ColumnBlock, Sgd, TableConfig, Uniform, Zeros
+from embershard.embedding.table_group import TableKeys
+from embershard.models.embedding_collection import EmbeddingCollection
+from embershard.models.errors import FeatureMismatchError, StoreMismatchError
+from embershard.models.row_functions import pooled, pooled_by_torch
+from embershard.models.row_layout import RowLayout
+
+SGD = Sgd(lr=1.0)
+FM_BLOCKS = (
+    ColumnBlock(name="linear", dim=1, initializer=Uniform(low=-1, high=1), optimizer=SGD),
+    ColumnBlock(name="factors", dim=3, initializer=Uniform(low=-1, high=1), optimizer=SGD),
+)
+
+
+def weights(store: object, table: str, keys: list[int], absent: str = "zeros") -> np.ndarray:
+    request = TableKeys.of(table, np.array(keys, np.uint64))
+    values = store.exchange(None, Pull(request, absent)).rows.values  # type: ignore[attr-defined, arg-type]
+    return values.reshape(len(keys), -1)
+
+
+def test_pooled_output_is_like_a_keyed_tensor() -> None:
+    embeddings = EmbeddingCollection(CLICK_FEATURES, local_store(), dim=4)
+    out = embeddings(click_batches(1, size=5)[0])
+    assert out.keys() == ["user", "item", "tags"]
+    assert out.length_per_key() == [4, 4, 4]
+    assert out.values().shape == (5, 12)
+    for place, (name, vectors) in enumerate(out.to_dict().items()):
+        assert torch.equal(vectors, out.values()[:, 4 * place : 4 * place + 4])
+        assert torch.equal(vectors, out[name])
+    with pytest.raises(KeyError, match=r"expected one of features .* got 'shop'"):
+        out["shop"]
+
+
+def test_features_of_unequal_tables_keep_their_order() -> None:
+    features = Features.of(a="sum", b="sum", c="sum")
+    wide = TableConfig(name="b", blocks=(ColumnBlock(dim=5),))
+    store = local_store()
+    embeddings = EmbeddingCollection(features, store, dim=2, tables={"b": wide})
+    out = embeddings(bags({"a": [[1]], "b": [[2]], "c": [[3]]}))
+    assert out.length_per_key() == [2, 5, 2]
+    want = np.concatenate([weights(store, table, [key], "initial") for table, key in [("a", 1), ("b", 2), ("c", 3)]], 1)
+    np.testing.assert_array_equal(out.values().detach().numpy(), want)
+
+
+def test_block_over_tables_of_two_layouts_keeps_feature_order() -> None:
+    features = Features.of(a="sum", b="sum", c="sum")
+    both = TableConfig(name="b", blocks=FM_BLOCKS)
+    only = ColumnBlock(name="factors", dim=3)
+    store = local_store()
+    embeddings = EmbeddingCollection(features, store, blocks=[only], tables={"b": both})
+    out = embeddings(bags({"a": [[1]], "b": [[2]], "c": [[3]]}))
+    assert out.block("factors").shape == (1, 3, 3)
+    assert out.block("linear").shape == (1, 1, 1)
+    want = [weights(store, "a", [1], "initial")[0], weights(store, "b", [2], "initial")[0, 1:]]
+    want.append(weights(store, "c", [3], "initial")[0])
+    np.testing.assert_array_equal(out.block("factors")[0].detach().numpy(), want)
+    terms = out.interaction(torch.zeros(1, 0), linear=None)
+    assert terms.mlp_input.shape == (1, 9)
+
+
+def test_sequence_feature_is_like_a_jagged_tensor() -> None:
+    features = Features.of(user="sum", history="none")
+    store = local_store()
+    embeddings = EmbeddingCollection(features, store, dim=2, optimizer=SGD)
+    rows = embeddings.optimizer()
+    out = embeddings(bags({"user": [[1], [1], [1]], "history": [[5, 6], [], [5]]}))
+    assert out.keys() == ["user"]
+    assert out.sequence_keys() == ["history"]
+    history = out.sequence("history")
+    assert history.offsets().tolist() == [0, 2, 2, 3]
+    assert history.lengths().tolist() == [2, 0, 1]
+    table = weights(store, "history", [5, 6], "initial")
+    np.testing.assert_array_equal(history.values().detach().numpy(), table[[0, 1, 0]])
+    padded = history.to_padded_dense()
+    assert padded.shape == (3, 2, 2)
+    assert padded[1].abs().sum() == 0
+    assert torch.equal(padded[2, 0], history.values()[2])
+    assert [len(part) for part in history.to_dense()] == [2, 0, 1]
+    history.values().sum().backward()
+    rows.step()
+    np.testing.assert_array_equal(weights(store, "history", [5, 6]), table - np.float32([[2, 2], [1, 1]]))
+    with pytest.raises(KeyError, match="a sequence feature"):
+        out["history"]
+
+
+def test_gradients_of_shared_table_are_summed_over_features() -> None:
+    features = Features((Feature("item", "items"), Feature("last_item", "items")))
+    store = local_store()
+    embeddings = EmbeddingCollection(features, store, dim=1, optimizer=SGD, initializer=Zeros())
+    rows = embeddings.optimizer()
+    out = embeddings(bags({"item": [[1], [2]], "last_item": [[1], [1]]}))
+    out.values().sum().backward()
+    rows.step()
+    assert weights(store, "items", [1, 2]).ravel().tolist() == [-3, -1]
+    assert store.stats()["items"].rows == 2
+
+
+def test_evaluation_reads_unseen_and_never_grows_a_table() -> None:
+    store = local_store()
+    embeddings = EmbeddingCollection(CLICK_FEATURES, store, dim=4).eval()
+    out = embeddings(click_batches(1)[0])
+    assert out.values().abs().sum() == 0
+    assert not out.values().requires_grad
+    assert embeddings.rows_by_table() == {"user": 0, "item": 0, "tags": 0}
+    assert embeddings.train()(click_batches(1)[0]).values().abs().sum() > 0
+    assert embeddings.rows_by_table() == {"user": 0, "item": 0, "tags": 0}
+
+
+def test_push_carries_token_occurrences_and_event_time() -> None:
+    store = RecordingStore(local_store())
+    embeddings = EmbeddingCollection(Features.of(user="sum"), store, dim=1)
+    rows = embeddings.optimizer()
+    batch = bags({"user": [[4], [4], [9]]}, id=BatchId(77, 3), event_time=[5, 1_700_000_000, 6])
+    embeddings(batch).values().sum().backward()
+    rows.step()
+    push, pull = store.calls[-1]
+    assert pull is None
+    assert push is not None
+    assert push.token is not None
+    assert (push.token.unit, push.token.lease, push.token.batch) == (77, 1, 3)
+    assert push.occurrences.tolist() == [2, 1]
+    assert (push.examples, push.step, push.now, push.lr_scale) == (3, 1, 1_700_000_000, 1.0)
+
+
+def test_batch_without_id_is_pushed_each_time() -> None:
+    store = local_store()
+    embeddings = EmbeddingCollection(Features.of(user="sum"), store, dim=1, optimizer=SGD, initializer=Zeros())
+    rows = embeddings.optimizer()
+    for _ in range(2):
+        embeddings(bags({"user": [[4]]})).values().sum().backward()
+        rows.step()
+    assert weights(store, "user", [4]).tolist() == [[-2]]
+
+
+def test_batch_with_id_is_applied_once() -> None:
+    store = local_store()
+    embeddings = EmbeddingCollection(Features.of(user="sum"), store, dim=1, optimizer=SGD, initializer=Zeros())
+    rows = embeddings.optimizer()
+    for _ in range(2):
+        embeddings(bags({"user": [[4]]}, id=BatchId(5, 0))).values().sum().backward()
+        rows.step()
+    assert weights(store, "user", [4]).tolist() == [[-1]]
+    assert embeddings.counts.duplicates == 1
+
+
+def test_empty_batch_and_batch_of_empty_bags_b19_b21() -> None:
+    store = local_store()
+    embeddings = EmbeddingCollection(CLICK_FEATURES, store, dim=4)
+    rows = embeddings.optimizer()
+    for lists in ({"user": [], "item": [], "tags": []}, {"user": [[]], "item": [[]], "tags": [[]]}):
+        out = embeddings(bags(lists))
+        assert out.values().abs().sum() == 0
+        out.values().sum().backward()
+        rows.step()
+    assert sum(embeddings.rows_by_table().values()) == 0
+
+
+def test_interaction_equals_plain_torch_with_gradients() -> None:
+    store = local_store()
+    embeddings = EmbeddingCollection(CLICK_FEATURES, store, blocks=FM_BLOCKS)
+    batch = click_batches(1, size=6, dense=2)[0]
+    dense = torch.from_numpy(batch.dense).requires_grad_()
+
+    fused = embeddings(batch)
+    terms = fused.interaction(dense)
+    plain = embeddings(batch)
+    fields, linear = plain.block("factors"), plain.block("linear")
+    again = torch.from_numpy(batch.dense).requires_grad_()
+    second = 0.5 * (fields.sum(1) ** 2 - (fields**2).sum(1)).sum(1)
+    wanted = (torch.cat([fields.flatten(1), again], 1), linear.sum((1, 2)), second)
+    mix = torch.randn(wanted[0].shape, generator=torch.Generator().manual_seed(1))
+    for got, want in zip((terms.mlp_input, terms.first_order, terms.second_order), wanted, strict=True):
+        torch.testing.assert_close(got, want)
+    ((terms.mlp_input * mix).sum() + (terms.first_order * 3 + terms.second_order.square()).sum()).backward()
+    ((wanted[0] * mix).sum() + (wanted[1] * 3 + wanted[2].square()).sum()).backward()
+    torch.testing.assert_close(fused.rows.leaves[0].grad, plain.rows.leaves[0].grad)
+    assert torch.equal(dense.grad, again.grad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pooling", list(Pooling))
+@pytest.mark.parametrize("weighted", [False, True])
+def test_native_pooling_equals_torch_operations(pooling: Pooling, weighted: bool) -> None:
+    rng = np.random.default_rng(int(pooling))
+    examples, lengths = 12, rng.integers(0, 4, 24)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    inverse = rng.integers(2, 9, offsets[-1]).astype(np.int32)
+    value_weights = rng.uniform(0.5, 2, offsets[-1]).astype(np.float32) if weighted else None
+    bags_ = Bags(inverse, offsets, value_weights, pooled_fields([1, 0], [0, 3], [pooling] * 2, [False] * 2))
+    rows = torch.from_numpy(rng.standard_normal((7, 5)).astype(np.float32))
+    results = []
+    for pool in (pooled, pooled_by_torch):
+        leaf = rows.clone().requires_grad_()
+        out = pool(leaf, RowColumns(1, 3, 2), bags_, examples, torch.from_numpy(inverse))
+        (out * torch.arange(out.numel()).view_as(out)).sum().backward()
+        results.append((out, leaf.grad))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_batch_of_other_features_is_refused() -> None:
+    embeddings = EmbeddingCollection(CLICK_FEATURES, local_store())
+    with pytest.raises(FeatureMismatchError, match=r"expected a batch with features .*'user'.* got \['item'"):
+        embeddings(bags({"item": [[1]], "user": [[1]], "tags": [[1]]}))
+
+
+def test_conflicting_table_is_refused_by_name() -> None:
+    store = local_store()
+    EmbeddingCollection(CLICK_FEATURES, store, dim=4)
+    with pytest.raises(TableConflictError, match=r"dim=4.* got .*dim=8.*user"):
+        EmbeddingCollection(CLICK_FEATURES, store, dim=8)
+
+
+def test_two_ways_to_say_blocks_at_once_are_refused() -> None:
+    with pytest.raises(ValueError, match="either blocks or dim"):
+        EmbeddingCollection(CLICK_FEATURES, local_store(), dim=4, blocks=FM_BLOCKS)
+    with pytest.raises(ValueError, match=r"got others too: \['shop'\]"):
+        EmbeddingCollection(CLICK_FEATURES, local_store(), tables={"shop": TableConfig(name="shop", blocks=FM_BLOCKS)})
+    with pytest.raises(ValueError, match=r"expected pooling in .* got 'average' \(feature 'user'\)"):
+        EmbeddingCollection(Features.of(user="average"), local_store())
+
+
+def test_deepcopy_is_refused() -> None:
+    model = torch.nn.ModuleList([EmbeddingCollection(CLICK_FEATURES, local_store())])
+    with pytest.raises(TypeError, match="one module to one set of rows"):
+        copy.deepcopy(model)
+
+
+def test_state_dict_carries_the_store_not_the_rows_and_refuses_another() -> None:
+    store = local_store()
+    embeddings = EmbeddingCollection(CLICK_FEATURES, store, dim=4)
+    embeddings.checkpoint = "step-000000010"
+    state = embeddings.state_dict()
+    assert list(embeddings.parameters()) == []
+    embeddings.load_state_dict(state)
+    other = EmbeddingCollection(CLICK_FEATURES, local_store(), dim=4)
+    with pytest.raises(StoreMismatchError, match="carries no rows"):
+        other.load_state_dict(state)
+    other.checkpoint = "step-000000010"  # the same checkpoint was restored into it
+    other.load_state_dict(state)
+
+
+class Jagged:
+    """The shape of a KeyedJaggedTensor."""
+
+    def __init__(self, values: torch.Tensor, lengths: list[int], value_weights: torch.Tensor | None = None) -> None:
+        self._values, self._lengths, self._weights = values, torch.tensor(lengths), value_weights
+
+    def keys(self) -> list[str]:
+        return ["other", "tags", "user"]
+
+    def values(self) -> torch.Tensor:
+        return self._values
+
+    def lengths(self) -> torch.Tensor:
+        return self._lengths
+
+    def weights_or_none(self) -> torch.Tensor | None:
+        return self._weights
+
+
+@pytest.mark.parametrize(("values_are_keys", "shift"), [(False, 1000), (True, 0)])
+def test_keyed_jagged_tensor_is_mapped_by_name(values_are_keys: bool, shift: int) -> None:
+    store = RecordingStore(local_store())
+    embeddings = EmbeddingCollection(Features.of(user="sum", tags="mean"), store, dim=2)
+    jagged = Jagged(torch.tensor([8, 1, 2, 3, 7, -1]), [1, 0, 2, 1, 1, 1])
+    out = embeddings(jagged, values_are_keys=values_are_keys)
+    pull = store.calls[-1][1]
+    assert pull is not None
+    assert pull.keys.keys_of(0).tolist() == [7 + shift, (2**64 - 1 + shift) % 2**64]
+    assert pull.keys.keys_of(1).tolist() == [1 + shift, 2 + shift, 3 + shift]
+    assert out["tags"].shape == (2, 2)
+
+
+def test_keyed_jagged_tensor_of_floats_or_without_a_feature_is_refused() -> None:
+    embeddings = EmbeddingCollection(Features.of(user="sum"), local_store())
+    with pytest.raises(TypeError, match=r"expected integer ids .* got torch\.float32"):
+        embeddings(Jagged(torch.zeros(6), [1, 0, 2, 1, 1, 1]))
+    absent = EmbeddingCollection(Features.of(shop="sum"), local_store())
+    with pytest.raises(FeatureMismatchError, match=r"missing \['shop'\]"):
+        absent(Jagged(torch.zeros(6, dtype=torch.long), [1, 0, 2, 1, 1, 1]))
+
+
+@pytest.mark.parametrize("optimizer", [SGD, Adagrad(lr=0.5)])
+def test_one_step_equals_torch_embedding(optimizer: Sgd | Adagrad) -> None:
+    store = local_store()
+    embeddings = EmbeddingCollection(Features.of(tags="sum"), store, dim=3, optimizer=optimizer)
+    table = torch.nn.Embedding(6, 3)
+    table.weight.data = torch.from_numpy(weights(store, "tags", list(range(6)), "initial"))
+    make: Callable[..., torch.optim.Optimizer] = (
+        torch.optim.SGD
+        if isinstance(optimizer, Sgd)
+        else lambda parameters, lr: torch.optim.Adagrad(parameters, lr=lr, eps=1e-8)
+    )
+    peer, rows = make(table.parameters(), lr=optimizer.lr), embeddings.optimizer()
+    lists = [[0, 1, 1], [5], [3, 0]]
+    for _ in range(3):
+        embeddings(bags({"tags": lists}))["tags"].square().sum().backward()
+        rows.step()
+        torch.stack([table(torch.tensor(bag)).sum(0) for bag in lists]).square().sum().backward()
+        peer.step()
+        peer.zero_grad()
+    used = [0, 1, 3, 5]
+    np.testing.assert_allclose(weights(store, "tags", used), table.weight.detach().numpy()[used], rtol=1e-5, atol=1e-7)
+
+
+def test_layout_names_tables_group_after_group() -> None:
+    features = Features.of(a="sum", b="sum", c="sum")
+    narrow, wide = (ColumnBlock(dim=2),), (ColumnBlock(dim=5),)
+    layout = RowLayout(
+        features.categorical,
+        {name: TableConfig(name=name, blocks=wide if name == "b" else narrow) for name in "abc"},
+    )
+    assert layout.tables == ("a", "c", "b")
+    assert layout.table_of.tolist() == [0, 2, 1]
+    assert [(group.first_table, group.table_count, group.width) for group in layout.groups] == [(0, 2, 2), (2, 1, 5)]

@@ -1,0 +1,252 @@
+"""prefetch: the lane rule, equal bits on every run, and loops that end in every way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from model_fakes import CLICK_FEATURES, Features, RecordingStore, bags, click_batches, local_store
+
+from embershard.datasets.work_unit import BatchId
+from embershard.embedding.table_config import Sgd, Zeros
+from embershard.feature_map.batch import FeatureBatch
+from embershard.models.embedding_collection import EmbeddingCollection
+from embershard.models.prefetch import prefetch
+
+USER = Features.of(user="sum")
+
+
+def numbered(count: int) -> Iterator[FeatureBatch]:
+    """Batch i holds key 100 + i, and key 7 that all share."""
+    for index in range(count):
+        yield bags({"user": [[100 + index], [7]]}, id=BatchId(1, index))
+
+
+def collection(store: RecordingStore | None = None) -> tuple[RecordingStore, EmbeddingCollection]:
+    store = store or RecordingStore(local_store())
+    return store, EmbeddingCollection(USER, store, dim=1, optimizer=Sgd(lr=1.0), initializer=Zeros())
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    left = [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]
+    assert left == []
+
+
+def train(batches: Iterable[FeatureBatch], embeddings: EmbeddingCollection, depth: int = 1) -> Iterator[int]:
+    """The index of each batch, after its push."""
+    rows = embeddings.optimizer()
+    for index, (_, inputs) in enumerate(prefetch(batches, embeddings, depth)):
+        inputs.values().sum().backward()
+        rows.step()
+        yield index
+
+
+def train_all(batches: Iterable[FeatureBatch], embeddings: EmbeddingCollection, depth: int, seen: list[int]) -> None:
+    """Train on, noting the index of each batch in `seen`."""
+    seen.extend(train(batches, embeddings, depth))
+
+
+def weights_of(store: RecordingStore) -> dict[str, np.ndarray]:
+    snapshots = [store.snapshot(tablet) for tablet in range(1 << store.tablet_bits)]  # type: ignore[operator]
+    return {
+        table: np.concatenate([snapshot.tables[table].weights for snapshot in snapshots])
+        for table in snapshots[0].tables
+    }
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_pull_of_batch_i_sees_pushes_up_to_i_minus_1_minus_depth(depth: int) -> None:
+    store, embeddings = collection()
+    rows = embeddings.optimizer()
+    seen = []
+    for _, inputs in prefetch(numbered(6), embeddings, depth):
+        out = inputs.values()
+        seen.append(-int(out[1]))  # key 7 was lowered by 1 by each push it sees
+        out.sum().backward()
+        rows.step()
+        rows.zero_grad()
+    assert seen == [max(0, i - depth) for i in range(6)]
+    pulls = [100 + i for i in range(6)] + [None] * (depth + 1)
+    pushes = [None] * (depth + 1) + list(range(6))
+    assert store.lane == [call for call in zip(pushes, pulls, strict=True) if call != (None, None)]
+    assert store.stats()["user"].rows == 7  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_step_not_called_is_a_skipped_push(depth: int) -> None:
+    store, embeddings = collection()
+    rows = embeddings.optimizer()
+    for batch, inputs in prefetch(numbered(5), embeddings, depth):
+        inputs.values().sum().backward()
+        assert batch.id is not None
+        if batch.id.index % 2 == 0:
+            rows.step()
+    assert [push for push, _ in store.lane if push is not None] == [0, 2, 4]
+    assert rows.parameters() == []
+
+
+@pytest.mark.parametrize("zero_first", [True, False])
+def test_zero_grad_may_come_first_or_last(zero_first: bool) -> None:
+    store, embeddings = collection()
+    rows = embeddings.optimizer()
+    for _, inputs in prefetch(numbered(3), embeddings):
+        if zero_first:
+            rows.zero_grad()
+        inputs.values().sum().backward()
+        rows.step()
+        if not zero_first:
+            rows.zero_grad()
+    assert [push for push, _ in store.lane if push is not None] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_equal_depth_gives_equal_bits(depth: int) -> None:
+    results = []
+    for _ in range(2):
+        store = RecordingStore(local_store())
+        embeddings = EmbeddingCollection(CLICK_FEATURES, store, dim=4)
+        rows = embeddings.optimizer()
+        for batch, inputs in prefetch(click_batches(8), embeddings, depth):
+            logit = inputs.values().sum(1)
+            torch.nn.functional.binary_cross_entropy_with_logits(logit, batch.label).backward()
+            rows.step()
+        results.append(weights_of(store))
+    for table, first in results[0].items():
+        np.testing.assert_array_equal(first, results[1][table])
+
+
+def test_depth_0_equals_the_synchronous_form() -> None:
+    results = []
+    for form in ("prefetch", "synchronous"):
+        store = RecordingStore(local_store())
+        embeddings = EmbeddingCollection(CLICK_FEATURES, store, dim=4)
+        rows = embeddings.optimizer()
+        batches = click_batches(8)
+        if form == "prefetch":
+            pairs = ((batch.label, inputs) for batch, inputs in prefetch(batches, embeddings, 0))
+        else:
+            pairs = ((torch.from_numpy(batch.label), embeddings(batch)) for batch in batches)
+        for label, inputs in pairs:
+            torch.nn.functional.binary_cross_entropy_with_logits(inputs.values().sum(1), label).backward()
+            rows.step()
+        results.append(weights_of(store))
+    for table, first in results[0].items():
+        np.testing.assert_array_equal(first, results[1][table])
+
+
+def test_break_carries_out_the_pushes_made_and_closes_the_source() -> None:
+    store, embeddings = collection()
+    rows = embeddings.optimizer()
+    closed = threading.Event()
+
+    def source() -> Iterator[FeatureBatch]:
+        try:
+            yield from numbered(1_000_000)
+        finally:
+            closed.set()
+
+    for batch, inputs in prefetch(source(), embeddings, depth=2):
+        inputs.values().sum().backward()
+        rows.step()
+        assert batch.id is not None
+        if batch.id.index == 3:
+            break
+    assert closed.wait(5)
+    assert [push for push, _ in store.lane if push is not None] == [0, 1, 2, 3]
+    assert rows.parameters() == []
+
+
+def test_error_in_the_loop_body_ends_the_threads() -> None:
+    _, embeddings = collection()
+
+    def fail() -> None:
+        for _ in prefetch(numbered(100), embeddings):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_error_of_the_source_comes_in_its_place(depth: int) -> None:
+    store, embeddings = collection()
+
+    def source() -> Iterator[FeatureBatch]:
+        yield from numbered(3)
+        raise OSError("file 4 is gone")
+
+    seen: list[int] = []
+    with pytest.raises(OSError, match="file 4 is gone"):
+        train_all(source(), embeddings, depth, seen)
+    assert seen == [0, 1, 2]
+    assert [push for push, _ in store.lane if push is not None] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("fail_at", [0, 1, 3, 7])
+def test_error_of_the_store_comes_out_and_no_call_follows(fail_at: int) -> None:
+    store, embeddings = collection()
+    store.fail_at = fail_at
+    seen: list[int] = []
+    with pytest.raises(ConnectionError, match=f"call {fail_at} failed"):
+        train_all(numbered(6), embeddings, 1, seen)
+    assert len(seen) == min(fail_at, 6)
+    assert len(store.calls) == fail_at
+
+
+def test_push_lost_behind_a_break_is_raised_on_close() -> None:
+    store, embeddings = collection()
+    rows = embeddings.optimizer()
+    loop = prefetch(numbered(6), embeddings, depth=1)
+    _, inputs = next(loop)
+    store.fail_at = 2
+    inputs.values().sum().backward()
+    rows.step()
+    with pytest.raises(ConnectionError, match="call 2 failed"):
+        loop.close()  # type: ignore[attr-defined]
+
+
+def test_error_of_a_batch_that_was_never_asked_for_is_not_raised() -> None:
+    _, embeddings = collection()
+
+    def source() -> Iterator[FeatureBatch]:
+        yield from numbered(1)
+        raise OSError("unread")
+
+    loop = prefetch(source(), embeddings, depth=1)
+    next(loop)
+    loop.close()  # type: ignore[attr-defined]
+
+
+def test_evaluation_pulls_unseen_and_pushes_nothing() -> None:
+    store, embeddings = collection()
+    embeddings.eval()
+    total = 0
+    for batch, inputs in prefetch(numbered(4), embeddings, depth=2):
+        total += len(batch)
+        assert not inputs.values().requires_grad
+    assert total == 8
+    assert all(push is None and pull is not None and pull.absent == "unseen" for push, pull in store.calls)
+
+
+def test_empty_source_gives_no_batch() -> None:
+    _, embeddings = collection()
+    assert list(prefetch([], embeddings, depth=2)) == []
+
+
+def test_wrong_features_are_refused_in_the_loop() -> None:
+    _, embeddings = collection()
+    with pytest.raises(ValueError, match="expected a batch with features"):
+        next(prefetch([bags({"item": [[1]]})], embeddings))
+    with pytest.raises(ValueError, match="depth >= 0, got -1"):
+        prefetch([], embeddings, depth=-1)
+
+
+def test_a_loop_that_is_never_started_starts_no_thread() -> None:
+    _, embeddings = collection()
+    prefetch(numbered(3), embeddings)
