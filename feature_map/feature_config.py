@@ -72,7 +72,7 @@ class ColumnValues(_Config):
     null_values:      values that stand for null, in every format, beside the map's own.
     missing:          `learn`: a null row has the missing key of its key space; `skip`: it has no key.
     default:          value that a null row stands for, in place of the missing key.
-    null_elements:    a null inside a list is dropped, or stands as the missing key (`learn`: parallel lists stay aligned).
+    null_elements:    a null inside a list is dropped, or stands as the missing key (`learn`: lists stay aligned).
     is_list:          text formats parse the column as a list; typed formats say so themselves.
     delimiter:        split text into values; an empty piece is a null element, empty text is an empty list.
     weight_delimiter: pieces are `value:weight`; a piece without it weighs 1.

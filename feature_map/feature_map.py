@@ -61,7 +61,7 @@ class FeatureMap:
 
         es.FeatureMap([es.Categorical("user", dim=16), es.Numeric("price", transform="log1p")], label="click")
 
-    features: configurations: `Categorical`, `Sequence`, `Cross`, `Bucketize`, `SoftBuckets`, `Lookup`, `Constant`, `Numeric`.
+    features: `Categorical`, `Sequence`, `Cross`, `Bucketize`, `SoftBuckets`, `Lookup`, `Constant`, `Numeric`.
     Raises:   ConfigError, FeatureMapError where features contradict each other.
     Thread safety: immutable; `encode` from any number of threads."""
 

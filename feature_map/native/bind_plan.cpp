@@ -4,10 +4,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstdlib>
 #include <optional>
 
 #include "faults.h"
+#include "memory_pool.h"
 #include "plan.h"
 
 namespace nb = nanobind;
@@ -181,7 +181,7 @@ template <typename T>
 nb::object array_of(Buffer<T>& buffer, std::initializer_list<size_t> shape) {
   buffer.reserve(1);
   T* memory = buffer.release();
-  nb::capsule owner(memory, [](void* p) noexcept { std::free(p); });
+  nb::capsule owner(memory, [](void* p) noexcept { pool_free(p); });
   return nb::cast(nb::ndarray<nb::numpy, T>(memory, shape.size(), shape.begin(), owner));
 }
 

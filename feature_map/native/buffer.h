@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <type_traits>
 #include <utility>
+
+#include "memory_pool.h"
 
 namespace embershard {
 
@@ -24,7 +24,7 @@ class Buffer {
   }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { std::free(data_); }
+  ~Buffer() { pool_free(data_); }
 
   T* data() { return data_; }
   const T* data() const { return data_; }
@@ -36,11 +36,11 @@ class Buffer {
   void clear() { size_ = 0; }
   void reserve(int64_t capacity) {
     if (capacity <= capacity_) return;
-    capacity = capacity > 2 * capacity_ ? capacity : 2 * capacity_;
-    void* grown = std::realloc(data_, static_cast<size_t>(capacity) * sizeof(T));
-    if (grown == nullptr) throw std::bad_alloc();
-    data_ = static_cast<T*>(grown);
-    capacity_ = capacity;
+    T* grown = static_cast<T*>(pool_allocate(static_cast<size_t>(capacity) * sizeof(T)));
+    if (size_ > 0) std::memcpy(grown, data_, static_cast<size_t>(size_) * sizeof(T));
+    pool_free(data_);
+    data_ = grown;
+    capacity_ = static_cast<int64_t>(pool_capacity(grown) / sizeof(T));
   }
   // New elements are uninitialised.
   void resize(int64_t size) {
@@ -57,7 +57,7 @@ class Buffer {
     for (int64_t i = 0; i < size_; ++i) data_[i] = value;
   }
 
-  // The memory, to be released with std::free; the buffer is empty afterwards.
+  // The memory, to be given back with pool_free; the buffer is empty afterwards.
   T* release() {
     T* memory = data_;
     data_ = nullptr;

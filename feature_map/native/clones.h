@@ -2,6 +2,13 @@
 // Integer code gives the same bits in every clone; float code does because of -ffp-contract=off.
 #pragma once
 
+// Kernels' helpers must be inlined, or the clones call one common version of them.
+#if defined(__GNUC__)
+#define EMBERSHARD_INLINE inline __attribute__((always_inline))
+#else
+#define EMBERSHARD_INLINE inline
+#endif
+
 #if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__) && !defined(EMBERSHARD_NO_CLONES)
 #define EMBERSHARD_CLONES __attribute__((target_clones("arch=skylake-avx512", "avx2", "default")))

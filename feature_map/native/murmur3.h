@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "clones.h"
 #include "mix64.h"
 
 namespace embershard {
@@ -28,7 +29,7 @@ struct MurmurState {
 };
 
 // `readable_end`: bytes up to here may be read (not only those of this text), which saves the careful copy.
-inline MurmurState murmur3_begin(const char* text, size_t length, const char* readable_end) {
+EMBERSHARD_INLINE MurmurState murmur3_begin(const char* text, size_t length, const char* readable_end) {
   MurmurState state;
   state.length = length;
   const char* p = text;
@@ -55,7 +56,7 @@ inline MurmurState murmur3_begin(const char* text, size_t length, const char* re
   return state;
 }
 
-inline uint64_t murmur3_finish(uint64_t h1, uint64_t h2, uint64_t k1, uint64_t k2, uint64_t length) {
+EMBERSHARD_INLINE uint64_t murmur3_finish(uint64_t h1, uint64_t h2, uint64_t k1, uint64_t k2, uint64_t length) {
   h2 ^= std::rotl(k2 * kMurmurC2, 33) * kMurmurC1;  // a zero word changes nothing, so an absent tail needs no branch
   h1 ^= std::rotl(k1 * kMurmurC1, 31) * kMurmurC2;
   h1 ^= length;

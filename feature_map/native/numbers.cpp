@@ -12,17 +12,16 @@ namespace embershard {
 namespace {
 
 // ln y for normal y > 0. y = m·2^e with m in [√½, √2); ln m = 2·artanh(s), s = (m − 1) / (m + 1), |s| < 0.172, by its
-// series (eleven odd terms: error below 1e-18 of s).
-inline double natural_log(double y) {
-  constexpr uint64_t kSqrtHalf = 0x3fe6a09e667f3bcdULL;
-  const uint64_t bits = std::bit_cast<uint64_t>(y) - kSqrtHalf;
-  const double e = static_cast<double>(static_cast<int32_t>(static_cast<int64_t>(bits) >> 52));
+// series (nine odd terms: error below 1e-15 of s).
+EMBERSHARD_INLINE double natural_log(double y) {
+  constexpr uint64_t kOne = 0x3ff0000000000000ULL, kSqrtHalf = 0x3fe6a09e667f3bcdULL;
+  const uint64_t bits = std::bit_cast<uint64_t>(y) + (kOne - kSqrtHalf);
+  // The biased exponent as a double by placing it in the low bits of 2^52: vector units lack 64-bit conversions.
+  const double e = std::bit_cast<double>((bits >> 52) | 0x4330000000000000ULL) - (4503599627370496.0 + 1023.0);
   const double m = std::bit_cast<double>((bits & 0x000fffffffffffffULL) + kSqrtHalf);
   const double s = (m - 1.0) / (m + 1.0);
   const double z = s * s;
-  double p = 1.0 / 21;
-  p = p * z + 1.0 / 19;
-  p = p * z + 1.0 / 17;
+  double p = 1.0 / 17;
   p = p * z + 1.0 / 15;
   p = p * z + 1.0 / 13;
   p = p * z + 1.0 / 11;
@@ -34,7 +33,7 @@ inline double natural_log(double y) {
 }
 
 // ln(1 + x) for x ≥ 0; the quotient restores what 1 + x rounds away.
-inline double log1p_positive(double x) {
+EMBERSHARD_INLINE double log1p_positive(double x) {
   const double y = 1.0 + x;
   return natural_log(y) + (x - (y - 1.0)) / y;
 }
@@ -46,8 +45,8 @@ EMBERSHARD_CLONES void apply_clip(double low, double high, int64_t count, double
   }
 }
 
-EMBERSHARD_CLONES void apply_log1p(int64_t count, double* x) {
-  for (int64_t i = 0; i < count; ++i) x[i] = log1p_positive(x[i] > 0.0 ? x[i] : 0.0);
+EMBERSHARD_CLONES void apply_log1p_positive(int64_t count, double* x) {
+  for (int64_t i = 0; i < count; ++i) x[i] = log1p_positive(x[i]);
 }
 
 EMBERSHARD_CLONES void apply_signed_log1p(int64_t count, double* x) {
@@ -62,6 +61,19 @@ EMBERSHARD_CLONES void apply_affine(double shift, double scale, int64_t count, d
   for (int64_t i = 0; i < count; ++i) x[i] = (x[i] - shift) * scale;
 }
 
+EMBERSHARD_CLONES void replace_nulls(const uint8_t* valid, double with, int64_t count, double* x) {
+  for (int64_t i = 0; i < count; ++i) x[i] = valid[i] != 0 ? x[i] : with;
+}
+
+void write_floats(const double* x, int64_t rows, int64_t width, float* out, int64_t stride) {
+  if (width == 1) {
+    for (int64_t row = 0; row < rows; ++row) out[row * stride] = static_cast<float>(x[row]);
+    return;
+  }
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t i = 0; i < width; ++i) out[row * stride + i] = static_cast<float>(x[row * width + i]);
+}
+
 }  // namespace
 
 void apply_steps(const std::vector<NumberStep>& steps, int64_t count, double* x) {
@@ -69,7 +81,10 @@ void apply_steps(const std::vector<NumberStep>& steps, int64_t count, double* x)
   for (const NumberStep& step : steps) {
     switch (step.kind) {
       case NumberStep::Kind::clip: apply_clip(step.a, step.b, count, x); break;
-      case NumberStep::Kind::log1p: apply_log1p(count, x); break;
+      case NumberStep::Kind::log1p:
+        apply_clip(0.0, kBig, count, x);
+        apply_log1p_positive(count, x);
+        break;
       case NumberStep::Kind::signed_log1p: apply_signed_log1p(count, x); break;
       case NumberStep::Kind::affine:
         apply_affine(step.a, step.b, count, x);
@@ -113,15 +128,10 @@ void read_dense(const Column& column, const NumberSource& source, int64_t start,
     }
   }
   const int64_t total = count * width;
-  if (!all_valid)
-    for (int64_t i = 0; i < total; ++i) x[i] = valid[i] ? x[i] : source.fill;
+  if (!all_valid) replace_nulls(valid, source.fill, total, x);
   apply_steps(source.steps, total, x);
-  for (int64_t row = 0; row < count; ++row)
-    for (int64_t i = 0; i < width; ++i) out[row * stride + i] = static_cast<float>(x[row * width + i]);
-  if (!all_valid && !source.has_fill)
-    for (int64_t row = 0; row < count; ++row)
-      for (int64_t i = 0; i < width; ++i)
-        if (!valid[row * width + i]) out[row * stride + i] = 0.0F;
+  if (!all_valid && !source.has_fill) replace_nulls(valid, 0.0, total, x);
+  write_floats(x, count, width, out, stride);
   if (!source.has_indicator) return;
   for (int64_t row = 0; row < count; ++row) {
     bool any_null = false;

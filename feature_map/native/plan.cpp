@@ -126,9 +126,13 @@ class Encoder {
     for (const FeaturePlan& feature : parts_.features) {
       bool is_scalar = true;
       for_blocks([&](const ChunkView& chunk, int64_t start, int64_t count) {
-        encode_block(feature, chunk, start, count);
-        emit(feature.salt, offset);
-        is_scalar &= bags_.is_scalar;
+        if (const uint64_t* ids = plain_ids(feature, chunk)) {
+          emit_plain(ids + start, feature.salt, count, offset);
+        } else {
+          encode_block(feature, chunk, start, count);
+          emit(feature.salt, offset);
+          is_scalar &= bags_.is_scalar;
+        }
         offset += count;
       });
       out_.is_scalar.push_back(is_scalar);
@@ -156,6 +160,24 @@ class Encoder {
     const Column* weights = source.weights_column < 0 ? nullptr : &chunk.columns[source.weights_column];
     naming(parts_.columns[source.column], column, id_text(source.id), chunk.first_row + start, FaultKind::value,
            [&] { read_bags(column, weights, source, start, count, scratch_, bags); });
+  }
+
+  // The ids themselves where every one of them is valid and already 64 bits wide: nothing to do but mix.
+  const uint64_t* plain_ids(const FeaturePlan& feature, const ChunkView& chunk) const {
+    if (feature.kind != FeaturePlan::Kind::values || out_.has_weights) return nullptr;
+    const ValueSource& source = feature.parts[0];
+    const Column& column = chunk.columns[source.column];
+    const bool is_wide = column.physical == (source.id == IdKind::uint64 ? Physical::uint64 : Physical::int64);
+    const bool is_plain = is_wide && source.id != IdKind::text && column.dictionary == nullptr &&
+                          !column.may_have_nulls() && source.markers.integers.empty() && source.delimiter.empty() &&
+                          source.weights_column < 0;
+    return is_plain ? column.values<uint64_t>() : nullptr;
+  }
+
+  void emit_plain(const uint64_t* ids, uint64_t salt, int64_t count, int64_t* offset) {
+    const int64_t base = out_.keys.size();
+    mix_keys(ids, salt, count, out_.keys.extend(count));
+    for (int64_t row = 0; row < count; ++row) offset[row] = base + row + 1;
   }
 
   // Appends bags_ to the output: keys, ends (absolute) and weights.
