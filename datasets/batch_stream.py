@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -10,6 +12,7 @@ from typing import Generic, TypeVar
 from .hand_over import HandOver
 
 BatchT = TypeVar("BatchT")
+ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,32 @@ class Placed(Generic[BatchT]):
 
     batch: BatchT
     after: ReadPosition
+
+
+class EncodePool(Generic[ItemT, BatchT]):
+    """Calling it gives an iterator over the encoded items of `read`, in order, `threads` of them in work at a time."""
+
+    def __init__(
+        self, read: Callable[[], Iterator[ItemT]], encode: Callable[[ItemT], Placed[BatchT]], threads: int
+    ) -> None:
+        self._read, self._encode, self._threads = read, encode, threads
+
+    def __call__(self) -> Iterator[Placed[BatchT]]:
+        """A new pass over the source."""
+        if self._threads == 1:
+            yield from map(self._encode, self._read())
+            return
+        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="click-log-encoder")
+        pending: deque[Future[Placed[BatchT]]] = deque()
+        try:
+            for item in self._read():
+                pending.append(pool.submit(self._encode, item))
+                if len(pending) > self._threads:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 class BatchStream(Generic[BatchT]):
@@ -50,7 +79,7 @@ class BatchStream(Generic[BatchT]):
         return self._position
 
     def __iter__(self) -> Iterator[BatchT]:
-        """The batches in order; the background thread ends with the iterator, however it ends."""
+        """The batches in order; the background threads end with the iterator, however it ends."""
         self._position = self._start
         if self._prefetch == 0:
             yield from self._track(self._read())

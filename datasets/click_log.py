@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from .batch_stream import BatchStream, Placed, ReadPosition
+from .batch_stream import BatchStream, EncodePool, Placed, ReadPosition
 from .conform import Conform
-from .csv_reader import CsvReader
+from .csv_options import CsvOptions
 from .errors import ClickLogError, EmptyClickLogError
-from .file_paths import DataFile, find_files
-from .file_reader import FileReader
-from .parquet_reader import ParquetReader
-from .record_batches import shuffled, windows
+from .file_paths import find_files
+from .fresh_lock import FreshLock
+from .open_reader import open_reader
 from .record_encoder import RecordEncoder
-from .row_order import mix, unit_id
+from .record_stage import RecordStage
+from .row_order import unit_id
 from .schema import ColumnSpec
+from .sharding import shares
+from .table_reader import StreamReader, TableReader, as_table
+from .time_order import EARLIEST, time_values
 from .unit_plan import PlannedUnit, cut_units, unit_order
+from .unit_records import RowOrder, Source, UnitRecords
 from .work_unit import BatchId, WorkUnit
 
 BatchT = TypeVar("BatchT")
@@ -30,15 +34,18 @@ UNIT_ROWS = 65_536
 
 
 class ClickLog:
-    """A click log in files, read in work units of about `unit_rows` rows.
+    """A click log, read in work units of about `unit_rows` rows.
 
-    paths:  files, globs or directories, of any number; read in the order given, each glob's files by name.
-    format: `parquet` or `csv`; by default told from each file's name.
-    run:    names the run the unit ids belong to. None draws one for each object, so that two hand-written loops never
-            make the same push token; a trainer that wants a repeatable run gives its own.
+    paths:       files, globs or directories, of any number; read in the order given, each glob's files by name.
+    format:      parquet, csv, ipc, json, libsvm or feasign_slot; by default told from each file's name.
+    csv:         how CSV files are written.
+    time_column: rows are read in its order where they are not shuffled: units by their first time, rows sorted inside.
+    stages:      what records go through before they are batched, such as one part of a split.
+    run:         names the run that unit ids belong to. None draws one for each object, so that two hand-written loops
+                 never make the same push token; a trainer that wants a repeatable run gives its own.
 
-    Which rows a batch holds is a function of (files, unit_rows, seed, epoch, unit, batch size) alone.
-    Thread safety: all methods may be called from any thread.
+    Which rows a batch holds is a function of (files, stages, unit_rows, seed, epoch, unit, batch size) alone.
+    Thread safety: all methods may be called from any thread. An object can be pickled; a copy reads the same units.
     """
 
     def __init__(
@@ -46,45 +53,125 @@ class ClickLog:
         paths: str | Path | Iterable[str | Path],
         *,
         format: str | None = None,
+        csv: CsvOptions | None = None,
+        time_column: str | None = None,
+        stages: Sequence[RecordStage] = (),
         unit_rows: int = UNIT_ROWS,
         run: int | None = None,
         filesystem: fs.FileSystem | None = None,
     ) -> None:
+        sources: dict[str, Source] = {}
+        order = []
+        for file in find_files(paths, filesystem):
+            order.append(file.path)
+            if file.path not in sources:
+                reader = open_reader(file, format, csv, unit_rows)
+                sources[file.path] = Source(len(sources), reader, dict(file.partitions))
+        self._set(sources, order, time_column=time_column, stages=stages, unit_rows=unit_rows, run=run)
+
+    @classmethod
+    def from_table(
+        cls,
+        table: object,
+        *,
+        time_column: str | None = None,
+        stages: Sequence[RecordStage] = (),
+        unit_rows: int = UNIT_ROWS,
+        run: int | None = None,
+    ) -> ClickLog:
+        """The click log of a table in memory: pyarrow, pandas, polars, or a dict of columns."""
+        reader = TableReader(as_table(table), piece_rows=unit_rows)
+        return cls._over(
+            {reader.path: Source(0, reader, {})},
+            [reader.path],
+            time_column=time_column,
+            stages=stages,
+            unit_rows=unit_rows,
+            run=run,
+        )
+
+    @classmethod
+    def from_batches(
+        cls,
+        source: Callable[[], Iterable[pa.RecordBatch | pa.Table]] | Iterator[pa.RecordBatch | pa.Table],
+        *,
+        stages: Sequence[RecordStage] = (),
+        unit_rows: int = UNIT_ROWS,
+        run: int | None = None,
+    ) -> ClickLog:
+        """The click log of record batches from elsewhere, as one work unit that ends when the source does.
+
+        source: called once an epoch; an iterator can be read for one epoch. Shuffling is within `unit_rows` rows."""
+        reader = StreamReader(source)
+        return cls._over(
+            {reader.path: Source(0, reader, {})},
+            [reader.path],
+            time_column=None,
+            stages=stages,
+            unit_rows=unit_rows,
+            run=run,
+        )
+
+    @classmethod
+    def _over(cls, sources: dict[str, Source], order: list[str], **options: Any) -> ClickLog:
+        log = cls.__new__(cls)
+        log._set(sources, order, **options)
+        return log
+
+    def _set(
+        self,
+        sources: dict[str, Source],
+        order: list[str],
+        *,
+        time_column: str | None,
+        stages: Sequence[RecordStage],
+        unit_rows: int,
+        run: int | None,
+    ) -> None:
         if unit_rows < 1:
             raise ClickLogError(f"expected unit_rows of at least 1, got {unit_rows}")
-        self._unit_rows = unit_rows
+        self._files, self._unit_rows = order, unit_rows
         self._run = secrets.randbits(64) if run is None else run
+        self._time_column = None if time_column is None else ColumnSpec(time_column, pa.int64())
+        self._records = UnitRecords(sources, tuple(stages), unit_rows, Conform())
         self._next_epoch = 0
-        readers: dict[str, FileReader] = {}
-        self._files = [_reader_of(file, format, readers) for file in find_files(paths, filesystem)]
-        self._readers = readers
-        self._conform = Conform()
+        self._plan_lock = FreshLock()
+        self._cut: tuple[PlannedUnit, ...] | None = None
+
+    def with_stages(self, *stages: RecordStage) -> ClickLog:
+        """The same click log whose records go through `stages` after its own; it has a run of its own."""
+        records = self._records
+        return self._over(
+            dict(records.sources),
+            self._files,
+            time_column=self._time_column.name if self._time_column is not None else None,
+            stages=(*records.stages, *stages),
+            unit_rows=self._unit_rows,
+            run=None,
+        )
 
     @property
     def run(self) -> int:
         """uint64 that the ids of this object's work units are made from."""
         return self._run
 
-    @cached_property
-    def _plan(self) -> tuple[PlannedUnit, ...]:
-        plan = cut_units(self._files, self._unit_rows)
-        if not plan:
-            raise EmptyClickLogError(f"expected rows to read, got none in {len(self._files)} files")
-        return plan
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files, in reading order."""
+        return tuple(self._files)
 
     def rows(self) -> int | None:
-        """Rows of all files, or None where some file's are known only by reading it."""
-        total = 0
-        for unit in self._plan:
-            if unit.rows is None:
-                return None
-            total += unit.rows
-        return total
+        """Rows of all files before the stages, or None where some file's are known only by reading it."""
+        counts = [unit.rows for unit in self._plan()]
+        return None if None in counts else sum(count or 0 for count in counts)
 
     def units(self, epoch: int, *, seed: int = 0, shuffle: bool = False) -> list[WorkUnit]:
-        """Work units of an epoch in reading order; every row is in exactly one of them."""
-        order = unit_order(self._plan, shuffle=shuffle, seed=seed, epoch=epoch)
-        return [WorkUnit(unit_id(self._run, epoch, index), epoch, index, self._plan[index].slices) for index in order]
+        """Work units of an epoch in reading order; every row is in exactly one of them.
+
+        Raises: EmptyClickLogError where there are no rows."""
+        plan = self._plan()
+        order = unit_order(plan, shuffle=shuffle, seed=seed, epoch=epoch)
+        return [WorkUnit(unit_id(self._run, epoch, index), epoch, index, plan[index].slices) for index in order]
 
     def records(
         self,
@@ -98,18 +185,15 @@ class ClickLog:
     ) -> Iterator[pa.RecordBatch]:
         """Batches `first_batch`, `first_batch` + 1, … of one work unit: `batch_size` rows each, the last one fewer.
 
-        Raises: DataFileError, MissingColumnError naming the file."""
+        Columns come in the order asked for; text formats give the declared types, others the file's own.
+        Raises: DataFileError, MissingColumnError, both naming the file."""
         if batch_size < 1 or first_batch < 0:
             raise ClickLogError(f"expected batch_size >= 1 and first_batch >= 0, got {batch_size} and {first_batch}")
-        rows = self._plan[unit.index].rows
-        if not shuffle:
-            yield from windows(self._chunks(unit, columns, first_batch * batch_size), batch_size)
-            return
-        window = rows if rows is not None else self._unit_rows
-        passed, inside = divmod(first_batch * batch_size, window)
-        state = mix(seed, unit.epoch, unit.index, 0x726F7773)
-        chunks = shuffled(windows(self._chunks(unit, columns, passed * window), window), state, first=passed)
-        yield from windows(_skip_rows(chunks, inside), batch_size)
+        if not columns:
+            raise ClickLogError("expected at least one column to read, got none")
+        order = RowOrder(shuffle, seed, None if shuffle else self._time_column)
+        rows = self._plan()[unit.index].rows
+        return self._records.read(unit, rows, columns, batch_size, order=order, first_batch=first_batch)
 
     def batches(
         self,
@@ -122,14 +206,18 @@ class ClickLog:
         drop_remainder: bool = False,
         start: ReadPosition | None = None,
         units: Sequence[WorkUnit] | None = None,
+        shard: tuple[int, int] = (0, 1),
         prefetch: int = 2,
+        threads: int = 1,
     ) -> BatchStream[BatchT]:
-        """The encoded batches of one epoch, read and encoded by a background thread at most `prefetch` batches ahead.
+        """The encoded batches of one epoch, read and encoded in the background, at most `prefetch` batches ahead.
 
         epoch:    by default that of `start`, else the next one of this object.
-        start:    go on from there; earlier rows of the unit are not given, nor read where the format can seek.
-        units:    read these work units instead of the whole epoch, in this order (`start.unit` counts in it).
-        prefetch: 0 reads in the caller's thread.
+        start:    go on from there; earlier rows are not given again, nor read where the format can be entered there.
+        units:    read these work units, in this order, instead of the whole epoch; `start.unit` counts in them.
+        shard:    (i, n) reads the i-th of n shares of the units; see `sharding.shares`.
+        prefetch: 0 reads and encodes in the caller's thread.
+        threads:  how many batches are encoded at a time.
 
         drop_remainder: leave out the last, smaller batch of each work unit."""
         if epoch is None:
@@ -139,50 +227,45 @@ class ClickLog:
             start = ReadPosition(epoch)
         if start.epoch != epoch:
             raise ClickLogError(f"expected a start in epoch {epoch}, got one in epoch {start.epoch}")
-        order = list(units) if units is not None else self.units(epoch, seed=seed, shuffle=shuffle)
+        if prefetch < 0 or threads < 1:
+            raise ClickLogError(f"expected prefetch >= 0 and threads >= 1, got {prefetch} and {threads}")
+        if shuffle and self._time_column is not None:
+            raise ClickLogError("expected shuffle=False for a click log read in time order, got shuffle=True")
+        mine = shares(units if units is not None else self.units(epoch, seed=seed, shuffle=shuffle), *shard)
+        begin = start
 
-        def read() -> Iterator[Placed[BatchT]]:
-            for number in range(start.unit, len(order)):
-                unit, first = order[number], start.batch if number == start.unit else 0
+        def read() -> Iterator[tuple[pa.RecordBatch, BatchId, ReadPosition]]:
+            for number in range(begin.unit, len(mine)):
+                share, first = mine[number], begin.batch if number == begin.unit else 0
                 records = self.records(
-                    unit, features.columns, batch_size, seed=seed, shuffle=shuffle, first_batch=first
+                    share.unit, features.columns, batch_size, seed=seed, shuffle=shuffle, first_batch=first
                 )
                 for index, batch in enumerate(records, first):
-                    if drop_remainder and batch.num_rows < batch_size:
-                        continue
-                    encoded = features.encode(batch, id=BatchId(unit.id, index))
-                    yield Placed(encoded, ReadPosition(epoch, number, index + 1))
+                    if index % share.parts == share.part and (batch.num_rows == batch_size or not drop_remainder):
+                        yield batch, BatchId(share.unit.id, index), ReadPosition(begin.epoch, number, index + 1)
 
-        return BatchStream(read, start, prefetch)
+        def encode(item: tuple[pa.RecordBatch, BatchId, ReadPosition]) -> Placed[BatchT]:
+            records, id_, after = item
+            return Placed(features.encode(records, id=id_), after)
 
-    def _chunks(self, unit: WorkUnit, columns: Sequence[ColumnSpec], skip: int) -> Iterator[pa.RecordBatch]:
-        for part in unit.slices:
-            start, stop = part.start, part.stop
-            if stop is not None and skip >= stop - start:
-                skip -= stop - start
-                continue
-            reader = self._readers[part.path]
-            for chunk in reader.read(start + skip, stop, columns):
-                yield self._conform(chunk, columns, reader)
-            skip = 0
+        return BatchStream(EncodePool(read, encode, threads), start, prefetch)
 
+    def _plan(self) -> tuple[PlannedUnit, ...]:
+        with self._plan_lock:
+            if self._cut is None:
+                cut = cut_units((self._records.sources[path].reader for path in self._files), self._unit_rows)
+                if not cut:
+                    raise EmptyClickLogError(f"expected rows to read, got none in {len(self._files)} files")
+                self._cut = cut if self._time_column is None else self._in_time_order(cut, self._time_column)
+            return self._cut
 
-def _skip_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        if rows >= batch.num_rows:
-            rows -= batch.num_rows
-            continue
-        yield batch.slice(rows)
-        rows = 0
-
-
-def _reader_of(file: DataFile, format: str | None, readers: dict[str, FileReader]) -> FileReader:
-    if file.path not in readers:
-        kind = format or file.format
-        if kind == "parquet":
-            readers[file.path] = ParquetReader(file.path, file.filesystem)
-        elif kind == "csv":
-            readers[file.path] = CsvReader(file.path, file.filesystem)
-        else:
-            raise ClickLogError(f"expected format parquet or csv, got {kind!r} (file {file.path!r})")
-    return readers[file.path]
+    def _in_time_order(self, cut: tuple[PlannedUnit, ...], column: ColumnSpec) -> tuple[PlannedUnit, ...]:
+        """The units by their earliest time; one pass over the time column."""
+        earliest = []
+        for index, unit in enumerate(cut):
+            probe = WorkUnit(0, 0, index, unit.slices)
+            path = unit.slices[0].path
+            chunks = self._records.read(probe, unit.rows, [column], self._unit_rows)
+            firsts = [int(time_values(chunk.column(0), path=path, column=column.name).min()) for chunk in chunks]
+            earliest.append(min(firsts, default=EARLIEST))
+        return tuple(cut[index] for index in np.argsort(np.array(earliest, np.int64), kind="stable"))

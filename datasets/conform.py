@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from .errors import MissingColumnError
+from .errors import DataFileError, MissingColumnError
 from .file_reader import FileReader
+from .fresh_lock import FreshLock
 from .schema import ColumnSpec
 
 _log = logging.getLogger("embershard.datasets")
 
 
 class Conform:
-    """Puts the asked-for columns in order; one that a file lacks reads as null where it is not required.
+    """Puts the asked-for columns in order. One that a file lacks comes from the `key=value` folders it lies in, or else
+    reads as null where it is not required, with one notice logged for each such file and column.
 
-    A notice is logged once for each such file and column. Thread safety: any thread.
+    Thread safety: any thread.
     """
 
     def __init__(self) -> None:
         self._noticed: set[tuple[str, str]] = set()
-        self._lock = threading.Lock()
+        self._lock = FreshLock()
 
-    def __call__(self, chunk: pa.RecordBatch, columns: Sequence[ColumnSpec], reader: FileReader) -> pa.RecordBatch:
-        """The columns of `chunk` in the order of `columns`. Raises: MissingColumnError."""
+    def __call__(
+        self,
+        chunk: pa.RecordBatch,
+        columns: Sequence[ColumnSpec],
+        reader: FileReader,
+        folders: Mapping[str, str | None],
+    ) -> pa.RecordBatch:
+        """The columns of `chunk` in the order of `columns`; `folders` are those of the file.
+
+        Raises: MissingColumnError; DataFileError where a folder's value is not of the declared type."""
         names = chunk.schema.names
         if names == [spec.name for spec in columns]:
             return chunk
@@ -36,19 +45,34 @@ class Conform:
                 index = chunk.schema.get_field_index(spec.name)
                 if index < 0:
                     raise MissingColumnError(f"expected one column {spec.name!r}, got several (file {reader.path!r})")
-                fields.append(chunk.schema.field(index))
-                arrays.append(chunk.column(index))
-                continue
-            if spec.required:
-                raise MissingColumnError(
-                    f"expected column {spec.name!r}, got columns {list(reader.column_names() or names)} "
-                    f"(file {reader.path!r})"
-                )
-            self._notice(reader.path, spec.name)
-            type_ = spec.type if spec.type is not None else pa.null()
-            fields.append(pa.field(spec.name, type_))
-            arrays.append(pa.nulls(chunk.num_rows, type_))
+                field, array = chunk.schema.field(index), chunk.column(index)
+            else:
+                array = self._absent(spec, chunk.num_rows, reader, folders, names)
+                field = pa.field(spec.name, array.type)
+            fields.append(field)
+            arrays.append(array)
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+    def _absent(
+        self, spec: ColumnSpec, rows: int, reader: FileReader, folders: Mapping[str, str | None], names: list[str]
+    ) -> pa.Array:
+        if spec.name in folders:
+            type_ = spec.type if spec.type is not None else pa.string()
+            try:
+                return pa.repeat(pa.scalar(folders[spec.name], pa.string()).cast(type_), rows)
+            except pa.ArrowInvalid as error:
+                raise DataFileError(
+                    f"expected {type_} in the folder's name, got {folders[spec.name]!r}",
+                    path=reader.path,
+                    column=spec.name,
+                ) from error
+        if spec.required:
+            raise MissingColumnError(
+                f"expected column {spec.name!r}, got columns {list(reader.column_names() or names)} "
+                f"(file {reader.path!r})"
+            )
+        self._notice(reader.path, spec.name)
+        return pa.nulls(rows, spec.type if spec.type is not None else pa.null())
 
     def _notice(self, path: str, name: str) -> None:
         with self._lock:

@@ -24,7 +24,7 @@ _FORMATS = {
     ".arrow": "ipc",
     ".ipc": "ipc",
     ".feather": "ipc",
-    ".arrows": "ipc_stream",
+    ".arrows": "ipc",
     ".jsonl": "json",
     ".ndjson": "json",
     ".json": "json",

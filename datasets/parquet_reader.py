@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from .errors import DataFileError
+from .file_paths import DataFile
+from .fresh_lock import FreshLock
 from .schema import ColumnSpec
 
 DECODE_ROWS = 65_536
@@ -33,11 +33,14 @@ class ParquetReader:
     Memory: one decoded chunk and the pages it comes from, whatever the size of file and row group.
     """
 
-    def __init__(self, path: str, filesystem: fs.FileSystem, *, decode_rows: int = DECODE_ROWS) -> None:
-        self._path, self._filesystem, self._decode_rows = path, filesystem, decode_rows
+    def __init__(self, file: DataFile, *, decode_rows: int = DECODE_ROWS) -> None:
+        self._path, self._filesystem, self._decode_rows = file.path, file.filesystem, decode_rows
         self._metadata: pq.FileMetaData | None = None
         self._cursor: _Cursor | None = None
-        self._lock = threading.Lock()
+        self._lock = FreshLock()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_cursor": None}
 
     @property
     def path(self) -> str:

@@ -1,0 +1,154 @@
+"""JSON lines: one object a line, declared types applied at parse time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.json as pa_json
+import pyarrow.types as pat
+
+from .errors import DataFileError
+from .file_paths import DataFile
+from .schema import ColumnSpec
+from .text_file import Block, TextFile
+from .text_source import TextSource
+
+_CHANGED = re.compile(r"Column\(/([^)]*?)\) changed from (\w+) to (\w+)(?: in row (\d+))?")
+_IN_ROW = re.compile(r"in row (\d+)")
+_UNPARSED = re.compile(r"couldn't parse:(.*)", re.DOTALL)
+
+
+class JsonReader:
+    """`FileReader` of one file of JSON objects; a field that an object lacks is null.
+
+    A column without a declared type takes the type Arrow finds in each block, so ids should have one. A whole number
+    written as a string reads as the number it spells where an integer type is declared.
+    """
+
+    def __init__(self, file: DataFile, *, encoding: str = "utf-8", piece_rows: int = 65_536) -> None:
+        self._text = TextFile(TextSource(file, encoding), piece_rows=piece_rows)
+        self._as_text: frozenset[str] = frozenset()
+
+    @property
+    def path(self) -> str:
+        """See `FileReader`."""
+        return self._text.path
+
+    def column_names(self) -> None:
+        """None: each object names its own fields."""
+        return
+
+    def pieces(self) -> tuple[int, ...] | None:
+        """See `FileReader`."""
+        return self._text.pieces()
+
+    def layout(self) -> Hashable:
+        """The file itself: types of undeclared columns are known only by parsing."""
+        return self.path
+
+    def read(self, start: int, stop: int | None, columns: Sequence[ColumnSpec]) -> Iterator[pa.RecordBatch]:
+        """See `FileReader`."""
+        for block in self._text.blocks(start, stop):
+            chunk = self._parse(block, columns)
+            first = max(start - block.first_row, 0)
+            last = chunk.num_rows if stop is None else min(stop - block.first_row, chunk.num_rows)
+            yield chunk.slice(first, last - first)
+
+    def _parse(self, block: Block, columns: Sequence[ColumnSpec]) -> pa.RecordBatch:
+        declared = {spec.name: spec.type for spec in columns if spec.type is not None}
+        while True:
+            as_text = self._as_text
+            schema = pa.schema(
+                [pa.field(name, pa.string() if name in as_text else type_) for name, type_ in declared.items()]
+            )
+            try:
+                table = pa_json.read_json(
+                    pa.py_buffer(block.text),
+                    pa_json.ReadOptions(use_threads=False, block_size=len(block.text) + 1),
+                    pa_json.ParseOptions(
+                        explicit_schema=schema,
+                        unexpected_field_behavior="ignore" if len(declared) == len(columns) else "infer",
+                    ),
+                )
+            except pa.ArrowInvalid as error:
+                changed = _CHANGED.search(str(error))
+                if changed is not None and changed.group(3) == "string" and changed.group(1) not in as_text:
+                    type_ = declared.get(changed.group(1))
+                    if type_ is not None and pat.is_integer(type_):
+                        self._as_text = as_text | {changed.group(1)}
+                        continue
+                raise self._error(error, block, declared) from error
+            break
+        if table.num_rows != block.rows:
+            raise DataFileError(
+                f"expected {block.rows} objects, one a line, from row {block.first_row + 1} on, got {table.num_rows}",
+                path=self.path,
+            )
+        arrays, fields = [], []
+        for spec in columns:
+            if spec.name in table.column_names:
+                array = _single(table.column(spec.name))
+                if spec.name in as_text and spec.type is not None:
+                    array = self._cast(array, spec.name, spec.type, block)
+                arrays.append(array)
+                fields.append(pa.field(spec.name, array.type))
+        if not fields:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * block.rows, pa.struct([])))
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+    def _cast(self, array: pa.Array, name: str, type_: pa.DataType, block: Block) -> pa.Array:
+        try:
+            return array.cast(type_)
+        except pa.ArrowInvalid as error:
+            for row, cell in enumerate(array):
+                try:
+                    cell.cast(type_)
+                except pa.ArrowInvalid:
+                    raise DataFileError(
+                        f"expected {type_}, got {cell.as_py()!r}",
+                        path=self.path,
+                        row=block.first_row + row + 1,
+                        column=name,
+                    ) from error
+            raise
+
+    def _error(self, error: pa.ArrowInvalid, block: Block, declared: dict[str, pa.DataType]) -> DataFileError:
+        text = str(error)
+        if changed := _CHANGED.search(text):
+            column, _, got, row = changed.groups()
+            number = block.first_row + int(row) + 1 if row else None
+            wanted = declared.get(column.split("/")[0], "one type")
+            return DataFileError(f"expected {wanted}, got a {got}", path=self.path, row=number, column=column)
+        if unparsed := _UNPARSED.search(text):
+            column_, row_ = self._find(unparsed.group(1), block, declared)
+            return DataFileError(
+                f"expected {declared.get(column_ or '', 'a number')}, got {unparsed.group(1)}",
+                path=self.path,
+                row=row_,
+                column=column_,
+            )
+        row_match = _IN_ROW.search(text)
+        number = block.first_row + int(row_match.group(1)) + 1 if row_match else None
+        return DataFileError(f"expected one JSON object a line, got: {text}", path=self.path, row=number)
+
+    def _find(self, value: str, block: Block, declared: dict[str, pa.DataType]) -> tuple[str | None, int | None]:
+        """Column and row of a number that its column's type cannot hold; the parser's own message gives neither."""
+        row = block.first_row
+        for line in block.text.splitlines():
+            if not line.strip():
+                continue
+            row += 1
+            if value.encode() not in line:
+                continue
+            for name, type_ in declared.items():
+                if not pat.is_integer(type_):
+                    continue
+                if re.search(rb'"' + re.escape(name.encode()) + rb'"\s*:[^,}]*' + re.escape(value.encode()), line):
+                    return name, row
+        return None, None
+
+
+def _single(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -1,0 +1,78 @@
+"""Where the records of a text end: at line breaks, but not those inside quoted fields."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+_LF, _CR = 10, 13
+Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Quoting:
+    """How a field may hold line breaks: `quote` right after a delimiter or line break opens it."""
+
+    delimiter: bytes
+    quote: bytes
+    escape: bytes | None = None
+
+    @cached_property
+    def quoted_field(self) -> re.Pattern[bytes]:
+        """Matches a quoted field up to its closing quote or the end of the text."""
+        quote = re.escape(self.quote)
+        escape = re.escape(self.escape) if self.escape else b""
+        plain = b"[^" + quote + escape + b"]+"
+        doubled = quote + quote
+        escaped = b"|" + escape + b"(?s:.)" if escape else b""
+        opening = rb"(?:\A|(?<=[\r\n])|(?<=" + re.escape(self.delimiter) + b"))" + quote
+        return re.compile(opening + b"(?:" + plain + b"|" + doubled + escaped + b")*(?:" + quote + rb"|\Z)")
+
+
+def record_ends(text: bytes, quoting: Quoting | None, *, is_last: bool) -> Positions:
+    """Position of the last byte of each whole record; `text` begins at a record's first byte.
+
+    `is_last`: no text follows, so what is left over is a record too."""
+    data = np.frombuffer(text, np.uint8)
+    ends = np.flatnonzero(data == _LF)
+    if _CR in text:
+        # A bare CR ends a line too, as for Arrow's parser; one at the very end may be the first half of a CRLF.
+        returns = np.flatnonzero(data[:-1] == _CR)
+        bare = returns[data[returns + 1] != _LF]
+        ends = np.union1d(ends, bare) if bare.size else ends
+    if quoting is not None and ends.size:
+        ends = _outside_quotes(text, data, ends, quoting)
+    if is_last and data.size and (not ends.size or ends[-1] != data.size - 1):
+        ends = np.append(ends, data.size - 1)
+    return ends
+
+
+def record_starts(text: bytes, ends: Positions) -> Positions:
+    """Position of the first byte of each record that is not a blank line."""
+    if not ends.size:
+        return ends
+    starts = np.concatenate((np.zeros(1, np.int64), ends[:-1] + 1))
+    data = np.frombuffer(text, np.uint8)
+    first = data[starts]
+    is_blank = (first == _LF) | ((first == _CR) & (ends - starts <= 1))
+    return starts[~is_blank] if is_blank.any() else starts
+
+
+def _outside_quotes(text: bytes, data: npt.NDArray[np.uint8], ends: Positions, quoting: Quoting) -> Positions:
+    quotes = np.flatnonzero(data == quoting.quote[0])
+    if not quotes.size:
+        return ends
+    has_escapes = quoting.escape is not None and quoting.escape in text
+    if not has_escapes and not (np.searchsorted(quotes, ends) & 1).any():
+        return ends  # an even number of quotes up to each line break: none lies inside a quoted field
+    spans = [match.span() for match in quoting.quoted_field.finditer(text)]
+    if not spans:
+        return ends
+    starts, stops = np.array(spans, np.int64).T
+    field = np.searchsorted(starts, ends, side="right") - 1
+    inside: npt.NDArray[np.bool_] = (field >= 0) & (ends < stops[field])
+    return ends[~inside]

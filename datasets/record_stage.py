@@ -1,0 +1,67 @@
+"""Stages between file and batch: columns derived, rows left out, weights corrected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from .schema import ColumnSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where records come from: data rows `first_row`, … of the `file`-th file, in one epoch's reading of a unit."""
+
+    file: int
+    first_row: int
+    epoch: int
+    path: str
+
+
+class RecordStage(Protocol):
+    """A function of record batches that treats each row by itself and its origin, so that chunking never matters.
+
+    inputs:     columns it needs.
+    outputs:    columns it adds or replaces.
+    keeps_rows: whether every row comes out; what leaves rows out is read from a unit's beginning on resume.
+    """
+
+    @property
+    def inputs(self) -> tuple[ColumnSpec, ...]:
+        """See the class."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """See the class."""
+
+    @property
+    def keeps_rows(self) -> bool:
+        """See the class."""
+
+    def apply(self, records: pa.RecordBatch, origin: Origin) -> pa.RecordBatch:
+        """The records after the stage; other columns are passed on."""
+
+
+def columns_to_read(stages: Sequence[RecordStage], columns: Sequence[ColumnSpec]) -> tuple[ColumnSpec, ...]:
+    """File columns that `columns` and the stages before them need, without those that a stage makes."""
+    wanted = {spec.name: spec for spec in columns}
+    for stage in reversed(stages):
+        for name in stage.outputs:
+            wanted.pop(name, None)
+        for spec in stage.inputs:
+            wanted.setdefault(spec.name, spec)
+    return tuple(wanted.values())
+
+
+def with_column(records: pa.RecordBatch, name: str, array: pa.Array) -> pa.RecordBatch:
+    """`records` with a column added at the end, or replaced where it stands."""
+    position = records.schema.get_field_index(name)
+    field = pa.field(name, array.type)
+    fields, arrays = list(records.schema), list(records.columns)
+    if position < 0:
+        return pa.RecordBatch.from_arrays([*arrays, array], schema=pa.schema([*fields, field]))
+    fields[position], arrays[position] = field, array
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
