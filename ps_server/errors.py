@@ -63,3 +63,30 @@ class LostRowsError(RuntimeError):
 
 class DurabilityError(OSError):
     """The shard cannot write its push log (disk full, say): the mutation was refused, nothing acknowledged is lost."""
+
+
+class PushLogFullError(DurabilityError):
+    """There is no room for the record; nothing was changed, and the call may be repeated when there is."""
+
+
+class PushLogFailedError(RuntimeError):
+    """Memory and push log may differ, as after a disk error; the shard must be started again from its log."""
+
+
+class PushLogInUseError(RuntimeError):
+    """Another process writes this push log."""
+
+
+class PushLogMismatchError(ValueError):
+    """The push log is sound but belongs to another shard or cluster, or lacks the positions asked for."""
+
+
+class CorruptPushLogError(ValueError):
+    """Bytes of the push log are not what was written; the disk of this shard counts as gone.
+
+    file, offset: where the record or header starts that does not fit its checksum.
+    """
+
+    def __init__(self, file: str, offset: int, reason: str) -> None:
+        self.file, self.offset = file, offset
+        super().__init__(f"push log {file}, offset {offset}: {reason}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -144,3 +144,19 @@ Mutation = (
     | RaiseLowestLease
     | AdoptMap
 )
+
+
+def restrict(mutation: Mutation, tablets: TabletMask) -> Mutation | None:
+    """The part of a mutation that concerns `tablets`; None where nothing of it does. What speaks of no tablet stays."""
+    match mutation:
+        case ApplyPush():
+            part = replace(mutation, tablets=mutation.tablets & tablets, late=mutation.late & tablets)
+            return part if part.tablets.any() or part.late.any() else None
+        case AssignRows() | EraseRows() | RefusePush():
+            mask = mutation.tablets & tablets
+            return replace(mutation, tablets=mask) if mask.any() else None
+        case CutTablet(tablet=tablet) | DropTablet(tablet=tablet):
+            return mutation if tablets[tablet] else None
+        case ImportTablet(snapshot):
+            return mutation if tablets[snapshot.tablet] else None
+    return mutation

@@ -1,4 +1,4 @@
-"""Mutations as bytes: a JSON object for what is small, arrays as they lie in memory. docs/push_log_format.md is the page."""
+"""Mutations as bytes: JSON for what is small, arrays as they lie in memory; see docs/push_log_format.md."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class _Body:
         buffers: list[Buffer] = [_HEAD.pack(len(text), 0) + text]
         for array in self._arrays:
             if array.nbytes:
-                buffers.append(memoryview(array).cast("B"))
+                buffers.append(array.data.cast("B"))
             if array.nbytes % _ALIGNMENT:
                 buffers.append(bytes(-array.nbytes % _ALIGNMENT))
         return buffers
@@ -134,9 +134,8 @@ class _Parts:
             if dtype not in _DTYPES:
                 raise ValueError(f"dtype {dtype} of {name}")
             count = int(np.prod(shape, dtype=np.int64))
-            self.arrays[name] = (
-                np.frombuffer(data, dtype, count, start).reshape(shape) if count else np.empty(shape, dtype)
-            )
+            flat = np.frombuffer(data, dtype, count, start) if count else np.empty(0, dtype)
+            self.arrays[name] = flat.reshape(shape)
             start += -(-self.arrays[name].nbytes // _ALIGNMENT) * _ALIGNMENT
         if start != len(data):
             raise ValueError(f"{start} bytes expected, got {len(data)}")

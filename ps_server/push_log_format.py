@@ -1,4 +1,4 @@
-"""Bytes of the push log's segment and record headers; docs/push_log_format.md is the page. No files are touched here."""
+"""Bytes of the push log's segment and record headers; see docs/push_log_format.md. No files are touched here."""
 
 from __future__ import annotations
 

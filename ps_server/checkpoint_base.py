@@ -1,0 +1,105 @@
+"""What a shard's push log goes on from: a committed checkpoint, and what no tablet's snapshot carries."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import mmh3
+import numpy as np
+import numpy.typing as npt
+
+from .errors import CorruptPushLogError
+from .push_log_files import LogFolder
+from .shard import Shard
+from .tablets import TabletMask
+
+BASE_FILE = "base.json"
+BASE_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ShardState:
+    """What a shard knows beside its tablets; see the properties of `Shard`."""
+
+    owned: TabletMask
+    epoch: int
+    generation: int
+    completed_units: tuple[int, ...]
+    lowest_lease: int
+
+    @classmethod
+    def of(cls, shard: Shard) -> ShardState:
+        """The state as it is now."""
+        return cls(shard.owned, shard.epoch, shard.generation, shard.completed_units, shard.lowest_lease)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointBase:
+    """A checkpoint and where replay starts on top of it.
+
+    positions: (2^t,) int64 log position each tablet's snapshot was taken at; records from there on are not in it.
+    """
+
+    checkpoint: str
+    positions: npt.NDArray[np.int64]
+    state: ShardState
+
+    @property
+    def since(self) -> int:
+        """Position of the first record that is needed."""
+        owned = self.positions[self.state.owned]
+        return int(owned.min()) if len(owned) else int(self.positions.max())
+
+
+def write_base(folder: LogFolder, base: CheckpointBase) -> None:
+    """Make `base` the one this log goes on from; all at once, and on the disk when it returns. Raises: OSError."""
+    state = base.state
+    content = {
+        "format": BASE_FORMAT,
+        "checkpoint": base.checkpoint,
+        "positions": base.positions.tolist(),
+        "owned": np.flatnonzero(state.owned).tolist(),
+        "epoch": state.epoch,
+        "generation": state.generation,
+        "completed_units": list(state.completed_units),
+        "lowest_lease": state.lowest_lease,
+    }
+    text = json.dumps(content, separators=(",", ":"))
+    folder.replace(BASE_FILE, json.dumps({"digest": _digest(text), "content": text}).encode())
+
+
+def read_base(folder: LogFolder) -> CheckpointBase | None:
+    """What this log goes on from, or None where it begins with an empty shard. Raises: CorruptPushLogError."""
+    if BASE_FILE not in folder.names():
+        return None
+    path = folder.path(BASE_FILE)
+    file = folder.open(BASE_FILE)
+    try:
+        data = file.read(0, file.size()).tobytes()
+    finally:
+        file.close()
+    try:
+        outer = json.loads(data)
+        text, digest = outer["content"], outer["digest"]
+        if set(outer) != {"content", "digest"} or _digest(text) != digest:
+            raise ValueError("another checksum")
+        content: dict[str, Any] = json.loads(text)
+        if content["format"] != BASE_FORMAT:
+            raise ValueError(f"format {content['format']}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptPushLogError(
+            path, 0, f"expected the base of a push log, format {BASE_FORMAT}, got {error}"
+        ) from None
+    positions = np.array(content["positions"], np.int64)
+    owned = np.zeros(len(positions), np.bool_)
+    owned[content["owned"]] = True
+    state = ShardState(
+        owned, content["epoch"], content["generation"], tuple(content["completed_units"]), content["lowest_lease"]
+    )
+    return CheckpointBase(content["checkpoint"], positions, state)
+
+
+def _digest(text: str) -> str:
+    return mmh3.mmh3_x64_128_digest(text.encode()).hex()

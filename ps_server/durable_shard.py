@@ -1,0 +1,266 @@
+"""DurableShard: a shard whose mutations are in its push log before they are applied."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..embedding.store import Exchange, Pull, Push, PushReport, PushToken
+from ..embedding.table_config import TableConfig
+from ..embedding.table_group import TableKeys, TabletSnapshot, UpdateReport
+from .checkpoint_base import CheckpointBase, ShardState, write_base
+from .errors import PushLogFailedError
+from .mutation import AdoptMap, EnsureTables, Mutation
+from .push_log_files import LogFolder
+from .push_log_writer import PushLogWriter
+from .shard import PushDecision, Shard
+from .tablets import TabletMask
+
+Result = TypeVar("Result")
+
+REFUSALS = (ValueError, LookupError, TypeError, OverflowError)
+"""What a mutation raises that cannot be applied; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DurableLog:
+    """A push log that is written: its folder and its writer."""
+
+    folder: LogFolder
+    writer: PushLogWriter
+
+
+@dataclass(slots=True)
+class _OpenCheckpoint:
+    """A checkpoint that is being taken: the state it began with, and where each tablet's snapshot stands in the log."""
+
+    state: ShardState
+    positions: npt.NDArray[np.int64]
+    taken: TabletMask = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.taken = np.zeros(len(self.positions), np.bool_)
+
+
+class DurableShard:
+    """Decide → append → apply, one mutation at a time; the answer waits until its record is durable.
+
+    Without a log (durability none) it is the same, less the append.
+    Thread safety: any method from any thread; reads go to `shard` at once.
+    Invariants: 1. the log's order is the order of application. 2. a mutation that was refused has no record. 3. nothing
+    is answered, a duplicate neither, before all records it rests on are durable. 4. where memory and log may differ
+    (the disk failed, memory ran out half way) every later mutation is refused: start again from the log.
+    """
+
+    def __init__(self, shard: Shard, log: DurableLog | None = None) -> None:
+        """A shard that is at the end of `log`; `recover` of shard_recovery.py makes one from what is on the disk."""
+        self.shard = shard
+        self._log = log
+        self._turn = threading.Lock()
+        self._checkpoint: _OpenCheckpoint | None = None
+        self._failure: str | None = None
+
+    # --- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of the push log; 0 without one."""
+        return 0 if self._log is None else self._log.writer.size_bytes
+
+    @property
+    def log_end(self) -> int:
+        """Records ever appended to the push log; 0 without one."""
+        return 0 if self._log is None else self._log.writer.end
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether the push log is past its limit."""
+        return self._log is not None and self._log.writer.wants_checkpoint
+
+    # --- data ---------------------------------------------------------------------------------------------------------
+
+    def exchange(
+        self,
+        push: Push | None,
+        pull: Pull | None,
+        tablets: TabletMask | None = None,
+        out: npt.NDArray[np.float32] | None = None,
+    ) -> Exchange:
+        """Apply the push, then read the rows; see `Shard.decide` and `Shard.read`."""
+        report = None if push is None else self.push(push, tablets)
+        return Exchange(report, None if pull is None else self.shard.read(pull, out))
+
+    def push(self, push: Push, tablets: TabletMask | None = None) -> PushReport:
+        """What became of the push, durable.
+
+        Raises: as `Shard.decide` and `TableGroup.apply_gradients`; PushLogFullError (no room: nothing was changed, it
+        may be sent again), PushLogFailedError."""
+        with self._turn:
+            self._check()
+            decision = self.shard.decide(push, tablets)
+            if decision.refusal is not None:
+                self._carry_out(decision.refusal)
+            update = self._carry_out_push(decision)
+            end = self.log_end
+        self._wait(end)
+        return self.shard.push_report(decision, update)
+
+    def assign(
+        self,
+        token: PushToken,
+        keys: TableKeys,
+        weights: npt.NDArray[np.float32],
+        state: npt.NDArray[np.float32] | None,
+        *,
+        if_absent: bool,
+        now: int,
+        tablets: TabletMask | None = None,
+    ) -> int:
+        """Rows set, durable; 0 where every tablet had the token already."""
+        return _rows(
+            self._decide_and_carry_out(
+                lambda: self.shard.decide_assign(
+                    token, keys, weights, state, if_absent=if_absent, now=now, tablets=tablets
+                )
+            )
+        )
+
+    def erase(self, token: PushToken, keys: TableKeys, tablets: TabletMask | None = None) -> int:
+        """Rows removed, durable; 0 where every tablet had the token already."""
+        return _rows(self._decide_and_carry_out(lambda: self.shard.decide_erase(token, keys, tablets)))
+
+    def evict(self, token: PushToken, now: int, max_rows: int | None = None) -> dict[str, int]:
+        """Rows removed per table, durable; empty where the token was carried out already."""
+        evicted = self._decide_and_carry_out(lambda: self.shard.decide_evict(token, now, max_rows))
+        return evicted if isinstance(evicted, dict) else {}
+
+    def cut(self, token: PushToken, tablet: int) -> int | None:
+        """The tablet's new version, durable; None where it had the token already."""
+        version = self._decide_and_carry_out(lambda: self.shard.decide_cut(token, tablet))
+        return version if isinstance(version, int) else None
+
+    def ensure_tables(self, tables: Sequence[TableConfig]) -> None:
+        """Make the tables exist, durable. Raises: TableConflictError; of several new tables, those before stay."""
+        with self._turn:
+            self._check()
+            known = {table.name: table for table in self.shard.tables()}
+            # Tables that exist are checked first, so that a conflict leaves no half of the list behind.
+            for table in sorted(tables, key=lambda table: table.name not in known):
+                if known.get(table.name) != table:
+                    self._carry_out(EnsureTables((table,)))
+            end = self.log_end
+        self._wait(end)
+
+    def apply(self, mutation: Mutation) -> UpdateReport | int | dict[str, int] | None:
+        """What a mutation that needs no decision did, durable."""
+        if isinstance(mutation, EnsureTables):
+            self.ensure_tables(mutation.tables)
+            return None
+        return self._decide_and_carry_out(lambda: mutation)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
+        """Consistent copy of one tablet; an open checkpoint notes where in the log it stands."""
+        with self._turn:
+            snapshot = self.shard.snapshot(tablet, since_version)
+            if self._checkpoint is not None:
+                self._checkpoint.positions[tablet] = self.log_end
+                self._checkpoint.taken[tablet] = True
+            return snapshot
+
+    def begin_checkpoint(self) -> int:
+        """Log position now. Snapshots taken from here on belong to a checkpoint; one begun before is given up."""
+        with self._turn:
+            count = 1 << self.shard.tablet_bits
+            self._checkpoint = _OpenCheckpoint(ShardState.of(self.shard), np.full(count, self.log_end, np.int64))
+            if self._log is not None:
+                self._try_roll(self._log.writer)
+            return self.log_end
+
+    def commit_checkpoint(self, checkpoint: str) -> int:
+        """Bytes the push log has now that `checkpoint`, which is complete, stands in for its beginning.
+
+        Raises: RuntimeError where no checkpoint was begun or an owned tablet has no snapshot; PushLogFullError, OSError
+        (the log stays longer than it needs to be)."""
+        with self._turn:
+            taking = self._checkpoint
+            if taking is None:
+                raise RuntimeError(f"expected begin_checkpoint before commit_checkpoint({checkpoint!r}), got none")
+            missing = np.flatnonzero(taking.state.owned & ~taking.taken)
+            if len(missing):
+                raise RuntimeError(f"expected a snapshot of every owned tablet, got none of {missing[:8].tolist()}")
+            if self._log is not None:
+                base = CheckpointBase(checkpoint, taking.positions, taking.state)
+                write_base(self._log.folder, base)
+                self._log.writer.trim(base.since)
+            self._checkpoint = None
+            return self.log_bytes
+
+    def close(self) -> None:
+        """Sync and close the push log; idempotent. Later mutations are refused."""
+        with self._turn:
+            self._failure = self._failure or "was closed"
+            if self._log is not None:
+                self._log.writer.close()
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _decide_and_carry_out(
+        self, decide: Callable[[], Mutation | None]
+    ) -> UpdateReport | int | dict[str, int] | None:
+        with self._turn:
+            self._check()
+            mutation = decide()
+            result = None if mutation is None else self._carry_out(mutation)
+            end = self.log_end
+        self._wait(end)
+        return result
+
+    def _carry_out(self, mutation: Mutation) -> UpdateReport | int | dict[str, int] | None:
+        result = self._log_and_apply(mutation, lambda: self.shard.apply(mutation))
+        if isinstance(mutation, AdoptMap) and self._log is not None:
+            self._try_roll(self._log.writer, mutation.generation)
+        return result
+
+    def _carry_out_push(self, decision: PushDecision) -> UpdateReport:
+        mutation = decision.mutation
+        if mutation is None:
+            return UpdateReport()
+        return self._log_and_apply(mutation, lambda: self.shard.apply_push(decision))
+
+    def _log_and_apply(self, mutation: Mutation, apply: Callable[[], Result]) -> Result:
+        end = None if self._log is None else self._log.writer.append(mutation)
+        try:
+            return apply()
+        except REFUSALS:
+            if self._log is not None and end is not None:
+                self._log.writer.rewind(end)
+            raise
+        except BaseException as error:
+            self._failure = f"stopped half way in a mutation with {type(error).__name__}: {error}"
+            raise
+
+    def _try_roll(self, writer: PushLogWriter, generation: int | None = None) -> None:
+        # A new segment now lets a trim free all before it; without room for one, trimming comes a segment later.
+        try:
+            writer.roll(generation)
+        except OSError:
+            return
+
+    def _wait(self, end: int) -> None:
+        if self._log is not None:
+            self._log.writer.wait_durable(end)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise PushLogFailedError(f"expected a shard that goes on, got one that {self._failure}")
+
+
+def _rows(count: object) -> int:
+    return count if isinstance(count, int) else 0

@@ -1,0 +1,165 @@
+"""Starts a shard from its disk: checkpoint, then replay of the push log."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from ..embedding.checkpoint import open_checkpoint
+from ..embedding.table_config import TableConfig
+from ..embedding.table_group import TabletSnapshot
+from .checkpoint_base import CheckpointBase, read_base
+from .durable_shard import REFUSALS, DurableLog, DurableShard
+from .errors import CorruptPushLogError, PushLogMismatchError
+from .mutation import AdoptMap, CompleteUnit, EnsureTables, ImportTablet, Mutation, RaiseLowestLease, restrict
+from .push_log_files import LogFolder
+from .push_log_format import LogIdentity
+from .push_log_reader import PushLogReader
+from .push_log_writer import LogLimits, PushLogWriter
+from .shard import Shard
+
+
+class TabletSource(Protocol):
+    """A checkpoint, as far as a shard needs it."""
+
+    def tables(self) -> tuple[TableConfig, ...]:
+        """Configurations of its tables."""
+
+    def snapshot(self, tablet: int) -> TabletSnapshot:
+        """One tablet, whole."""
+
+
+OpenCheckpoint = Callable[[str], AbstractContextManager[TabletSource]]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What a start found on the disk.
+
+    checkpoint: what it started from, or None for an empty shard.   replayed: records applied on top of it.
+    end:        log position it goes on at.
+    repairs:    what was cut off the end of the log: appends that were never acknowledged.
+    """
+
+    checkpoint: str | None
+    replayed: int
+    end: int
+    repairs: tuple[str, ...]
+
+
+def recover(
+    shard: Shard,
+    folder: LogFolder,
+    *,
+    shard_number: int,
+    cluster: int = 0,
+    durability: Literal["log", "fsync"] = "log",
+    limits: LogLimits | None = None,
+    open_base: OpenCheckpoint = open_checkpoint,
+) -> tuple[DurableShard, Recovery]:
+    """The shard, empty when it is given, as its push log in `folder` left it, and what was found.
+
+    The caller holds `folder.lock()` for as long as the shard lives.
+    Raises: CorruptPushLogError naming file and offset; PushLogMismatchError for the log of another shard, cluster or
+    generation; errors of the checkpoint it starts from. The folder is as it was.
+    """
+    identity = LogIdentity(shard_number, cluster, shard.tablet_bits)
+    generation = shard.generation
+    base = read_base(folder)
+    reader = PushLogReader(folder, identity)
+    if base is None:
+        replayed = _replay(shard, reader, _Tablets(shard))
+    else:
+        with open_base(base.checkpoint) as source:
+            replayed = _replay(shard, reader, _TabletsOf(shard, base, source))
+    if shard.generation < generation:
+        raise PushLogMismatchError(
+            f"expected a push log of generation {generation}, got one of {shard.generation} ({folder.path('')}): it is"
+            " from before a rollback, start from the checkpoint without it"
+        )
+    repairs = [] if reader.torn is None else [f"cut off {reader.torn}"]
+    reader.cut_torn_tail()
+    if replayed.refused is not None:
+        repairs.append(f"cut off record {reader.end - 1}, which the shard had refused: {replayed.refused}")
+        reader.cut_last_record()
+    writer = PushLogWriter(
+        folder, identity, generation=shard.generation, end=reader.end, durability=durability, limits=limits
+    )
+    if base is not None:
+        writer.trim(base.since)
+    found = Recovery(None if base is None else base.checkpoint, replayed.records, reader.end, tuple(repairs))
+    return DurableShard(shard, DurableLog(folder, writer)), found
+
+
+@dataclass(slots=True)
+class _Replayed:
+    records: int = 0
+    refused: Exception | None = None
+
+
+class _Tablets:
+    """Tablets of a shard that starts empty."""
+
+    since = 0
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    def load_before(self, position: int | None) -> None:
+        """Put in the snapshots that were taken before the record at `position` (None: all)."""
+
+    def part_of(self, mutation: Mutation) -> Mutation | None:
+        """What of the mutation concerns the tablets that are there."""
+        return mutation
+
+
+class _TabletsOf(_Tablets):
+    """Tablets of a checkpoint, each put in where its snapshot was taken; before that it stays empty."""
+
+    def __init__(self, shard: Shard, base: CheckpointBase, source: TabletSource) -> None:
+        super().__init__(shard)
+        self.since = base.since
+        self._base, self._source = base, source
+        self._is_loaded = ~base.state.owned
+        owned = np.flatnonzero(base.state.owned)
+        self._pending = deque(owned[np.argsort(base.positions[owned], kind="stable")].tolist())
+        state = base.state
+        shard.apply(EnsureTables(source.tables()))
+        for unit in state.completed_units:
+            shard.apply(CompleteUnit(unit))
+        shard.apply(RaiseLowestLease(state.lowest_lease))
+        shard.apply(AdoptMap(state.owned, state.epoch, state.generation))
+
+    def load_before(self, position: int | None) -> None:
+        while self._pending and (position is None or self._base.positions[self._pending[0]] <= position):
+            tablet = self._pending.popleft()
+            self._shard.apply(ImportTablet(self._source.snapshot(tablet)))
+            self._is_loaded[tablet] = True
+
+    def part_of(self, mutation: Mutation) -> Mutation | None:
+        return restrict(mutation, self._is_loaded) if self._pending else mutation
+
+
+def _replay(shard: Shard, reader: PushLogReader, tablets: _Tablets) -> _Replayed:
+    done = _Replayed()
+    for position, mutation in reader.records(tablets.since):
+        if done.refused is not None:
+            # Only the last record can be one that was refused and not taken back before the process ended.
+            raise CorruptPushLogError(*reader.place, f"record {position - 1} cannot be applied: {done.refused}")
+        tablets.load_before(position)
+        part = tablets.part_of(mutation)
+        if part is None:
+            continue
+        try:
+            shard.apply(part)
+        except REFUSALS as error:
+            done.refused = error
+        else:
+            done.records += 1
+    tablets.load_before(None)
+    return done
