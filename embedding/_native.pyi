@@ -69,3 +69,100 @@ def sum_interaction_gradients(
     second_order_gradient: npt.NDArray[np.float32] | None,
     out: npt.NDArray[np.float32],
 ) -> None: ...
+
+# --- table group (native_table_group.py) ---
+
+Keys = npt.NDArray[np.uint64]
+Ids = npt.NDArray[np.int32]
+Splits = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_] | None
+PartRows = tuple[
+    npt.NDArray[np.uint64],
+    npt.NDArray[np.uint8],
+    npt.NDArray[np.float32],
+    npt.NDArray[np.uint32],
+    npt.NDArray[np.uint32],
+    npt.NDArray[np.uint32],
+    npt.NDArray[np.uint64],
+    npt.NDArray[np.uint32],
+    npt.NDArray[np.uint64],
+    npt.NDArray[np.uint32],
+]
+
+def kernel_sets() -> list[str]: ...
+
+class BlockSpec:
+    def __init__(self) -> None: ...
+    dim: int
+    state_width: int
+    initializer: int
+    low: float
+    span: float
+    below_high: float
+    mean: float
+    std: float
+    optimizer: int
+    lr: float
+    decay_mode: int
+    weight_decay: float
+    catch_up: bool
+    clip_value: float
+    clip_norm: float
+    max_norm: float
+    sum_gradients: bool
+    eps: float
+    initial_accumulator: float
+    beta1: float
+    one_minus_beta1: float
+    beta2: float
+    one_minus_beta2: float
+    beta1_exact: float
+    beta2_exact: float
+    nesterov: bool
+    corrects_by_row: bool
+    l1: float
+    l2: float
+    beta: float
+
+class TableSpec:
+    def __init__(self, row_type: int, stream_base: int, blocks: list[BlockSpec]) -> None: ...
+
+class UpdateStep:
+    def __init__(self, examples: int, step: int, now: int, lr_scale: float, unit: int, batch: int) -> None: ...
+
+class TableGroup:
+    def __init__(self, tablet_bits: int, threads: int, kernels: str) -> None: ...
+    def add_table(self, spec: TableSpec) -> int: ...
+    def drop_table(self, table: int) -> None: ...
+    def lookup(self, tables: Ids, keys: Keys, splits: Splits, absent: int, out: npt.NDArray[np.float32]) -> None: ...
+    def apply_gradients(
+        self,
+        tables: Ids,
+        keys: Keys,
+        splits: Splits,
+        gradients: npt.NDArray[np.float32],
+        occurrences: npt.NDArray[np.uint32],
+        step: UpdateStep,
+        mask: Mask,
+    ) -> tuple[list[tuple[int, int, int, int, int, int]], list[list[int]]]: ...
+    def assign(
+        self,
+        tables: Ids,
+        keys: Keys,
+        splits: Splits,
+        weights: npt.NDArray[np.float32],
+        state: npt.NDArray[np.float32] | None,
+        if_absent: bool,
+        now: int,
+        mask: Mask,
+    ) -> int: ...
+    def erase(self, tables: Ids, keys: Keys, splits: Splits, mask: Mask) -> int: ...
+    def snapshot(self, tablet: int, tables: list[int], since: int | None) -> tuple[int, int, list[PartRows]]: ...
+    def import_tablet(
+        self, tablet: int, tables: list[tuple[object, ...]], replace: bool, version: int, push_count: int
+    ) -> None: ...
+    def drop_tablet(self, tablet: int) -> None: ...
+    def cut(self, tablet: int) -> int: ...
+    def version(self, tablet: int) -> int: ...
+    def push_counts(self) -> npt.NDArray[np.uint64]: ...
+    def stats(self, table: int) -> tuple[npt.NDArray[np.int64], int, int, int, int, int, int, int]: ...

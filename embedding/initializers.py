@@ -1,4 +1,4 @@
-"""Initial weights of a key: pure functions of (seed, key space, key, column), the NumPy definition of `native/initializers.h`.
+"""Initial weights of a key: pure functions of (seed, key space, key, column); the NumPy definition of the native ones.
 
 Only integer hashing and + − × ÷ √ are used, no libm, so every CPU gives the same bits:
 
@@ -94,7 +94,7 @@ def draw(initializer: Initializer, bits: U64) -> F32:
 
 
 def uniform_constants(initializer: Uniform) -> tuple[np.float32, np.float32, np.float32]:
-    """float32 (low, high − low, largest value below high): a draw is min(low + span·u, below_high), u a multiple of 2^-24."""
+    """float32 (low, span, largest value below high); a draw is min(low + span·u, below_high), u in steps of 2^-24."""
     low, high = np.float32(initializer.low), np.float32(initializer.high)
     return low, np.float32(initializer.high - initializer.low), np.nextafter(high, low)
 

@@ -10,6 +10,8 @@ Shapes: n rows of one block of d columns. w, g (n, d); state (n, s): the block's
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,15 @@ GRADIENT_LIMIT = np.float32(1e15)
 """A row is refused unless every gradient component is within ±1e15: its square summed would leave float32."""
 
 REDUCTION_LANES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step of a block: its optimizer, learning rate (lr·lr_scale) and the push's settings."""
+
+    optimizer: Any
+    lr: np.float32
+    push: UpdateStep
 
 
 def state_columns(block: ColumnBlock) -> tuple[tuple[str, int], ...]:
@@ -87,10 +98,10 @@ def update_block(block: ColumnBlock, w: F32, g: F32, state: F32, step: UpdateSte
             g = g * np.float32(step.lr_scale)
         g = _clip(optimizer, g)
         w_before = w
-        w, g = _decay(optimizer, lr, w, g, state, step)
+        w, g = _decay(_Step(optimizer, lr, step), w, g, state)
         if isinstance(optimizer, Ftrl) and w is not w_before:
             state[:, : block.dim] = _ftrl_seat(optimizer, w, state[:, block.dim : 2 * block.dim])
-        w = _FORMULAS[optimizer.kind](optimizer, lr, w, g, state, step)
+        w = _FORMULAS[optimizer.kind](_Step(optimizer, lr, step), w, g, state)
         if optimizer.max_norm is not None:
             scale = _norm_scale(w, optimizer.max_norm)
             w = w * scale
@@ -102,7 +113,7 @@ def update_block(block: ColumnBlock, w: F32, g: F32, state: F32, step: UpdateSte
 
 
 def sum_of_squares(x: F32) -> F32:
-    """(n,) float32 Σ x² a row in the lane order that the kernels share: column c adds to lane c mod 16, lanes fold by halves."""
+    """(n,) float32 Σ x² a row, in the kernels' order: column c adds to lane c mod 16, then the lanes fold by halves."""
     rows, columns = x.shape
     padded = np.zeros((rows, -(-columns // REDUCTION_LANES) * REDUCTION_LANES), np.float32)
     padded[:, :columns] = x * x
@@ -149,11 +160,12 @@ def _norm_scale(x: F32, limit: float) -> F32:
     return np.where(norm > np.float32(limit), np.float32(limit) / norm, np.float32(1))[:, None]
 
 
-def _decay(optimizer: Optimizer, lr: np.float32, w: F32, g: F32, state: F32, step: UpdateStep) -> tuple[F32, F32]:
+def _decay(step: _Step, w: F32, g: F32, state: F32) -> tuple[F32, F32]:
     """Decay of this step, and with catch_up first (1 − lr·wd) for each step the row was not touched in.
 
     l2: g + wd·w.   decoupled: w·(1 − lr·wd).   A row that was never touched has skipped no step.
     """
+    optimizer, lr = step.optimizer, step.lr
     if optimizer.weight_decay_mode == "none":
         return w, g
     decay = np.float32(optimizer.weight_decay)
@@ -161,9 +173,9 @@ def _decay(optimizer: Optimizer, lr: np.float32, w: F32, g: F32, state: F32, ste
     if optimizer.catch_up:
         last = state[:, -1]
         skipped = np.where(
-            last > 0, np.maximum(np.float32(step.step) - last - np.float32(1), np.float32(0)), np.float32(0)
+            last > 0, np.maximum(np.float32(step.push.step) - last - np.float32(1), np.float32(0)), np.float32(0)
         )
-        state[:, -1] = np.maximum(last, np.float32(step.step))
+        state[:, -1] = np.maximum(last, np.float32(step.push.step))
         w = w * power(float(factor), skipped.astype(np.int64)).astype(np.float32)[:, None]
     if optimizer.weight_decay_mode == "l2":
         return w, g + decay * w
@@ -174,78 +186,79 @@ def _quotient(numerator: F32, denominator: F32) -> F32:
     return np.where(denominator > 0, numerator / denominator, np.float32(0))
 
 
-def _sgd(_: Optimizer, lr: np.float32, w: F32, g: F32, state: F32, step: UpdateStep) -> F32:
-    return w - lr * g
+def _sgd(step: _Step, w: F32, g: F32, state: F32) -> F32:
+    return w - step.lr * g
 
 
-def _momentum(optimizer: Optimizer, lr: np.float32, w: F32, g: F32, state: F32, step: UpdateStep) -> F32:
+def _momentum(step: _Step, w: F32, g: F32, state: F32) -> F32:
     """torch.optim.SGD with momentum, dampening 0."""
-    assert isinstance(optimizer, Momentum)
+    optimizer: Momentum = step.optimizer
     beta, d = np.float32(optimizer.momentum), w.shape[1]
     state[:, :d] = beta * state[:, :d] + g
     direction = g + beta * state[:, :d] if optimizer.nesterov else state[:, :d]
-    return w - lr * direction
+    return w - step.lr * direction
 
 
-def _adagrad(optimizer: Optimizer, lr: np.float32, w: F32, g: F32, state: F32, step: UpdateStep) -> F32:
+def _adagrad(step: _Step, w: F32, g: F32, state: F32) -> F32:
     """Duchi, Hazan, Singer 2011, diagonal form; eps outside the root."""
-    assert isinstance(optimizer, Adagrad)
+    optimizer: Adagrad = step.optimizer
     d = w.shape[1]
     state[:, :d] = state[:, :d] + g * g
-    return w - _quotient(lr * g, np.sqrt(state[:, :d]) + np.float32(optimizer.eps))
+    return w - _quotient(step.lr * g, np.sqrt(state[:, :d]) + np.float32(optimizer.eps))
 
 
-def _rowwise_adagrad(optimizer: Optimizer, lr: np.float32, w: F32, g: F32, state: F32, step: UpdateStep) -> F32:
+def _rowwise_adagrad(step: _Step, w: F32, g: F32, state: F32) -> F32:
     """FBGEMM exact_rowwise_adagrad: one accumulator a block, fed with the mean of squares."""
-    assert isinstance(optimizer, RowwiseAdagrad)
+    optimizer: RowwiseAdagrad = step.optimizer
     state[:, 0] = state[:, 0] + sum_of_squares(g) / np.float32(w.shape[1])
-    multiplier = _quotient(np.full(len(w), lr), np.sqrt(state[:, 0]) + np.float32(optimizer.eps))
+    multiplier = _quotient(np.full(len(w), step.lr), np.sqrt(state[:, 0]) + np.float32(optimizer.eps))
     return w - multiplier[:, None] * g
 
 
-def _adam(optimizer: Optimizer, lr: np.float32, w: F32, g: F32, state: F32, step: UpdateStep) -> F32:
-    """Kingma & Ba 2015 in the order of §2's last paragraph, as torch.optim.SparseAdam: lr_t = lr·√(1−β2^t)/(1−β1^t)."""
-    assert isinstance(optimizer, Adam)
+def _adam(step: _Step, w: F32, g: F32, state: F32) -> F32:
+    """Kingma & Ba 2015 in the order of §2's last paragraph, as torch.optim.SparseAdam: lr·√(1−β2^t)/(1−β1^t)."""
+    optimizer: Adam = step.optimizer
     d = w.shape[1]
     m, v = state[:, :d], state[:, d : 2 * d]
     m[:] = np.float32(optimizer.beta1) * m + np.float32(1 - optimizer.beta1) * g
     v[:] = np.float32(optimizer.beta2) * v + (np.float32(1 - optimizer.beta2) * g) * g
-    rate = _corrected_rate(optimizer, lr, state[:, 2 * d], step)
+    rate = _corrected_rate(step, state[:, 2 * d])
     return w - _quotient(rate[:, None] * m, np.sqrt(v) + np.float32(optimizer.eps))
 
 
-def _rowwise_adam(optimizer: Optimizer, lr: np.float32, w: F32, g: F32, state: F32, step: UpdateStep) -> F32:
+def _rowwise_adam(step: _Step, w: F32, g: F32, state: F32) -> F32:
     """FBGEMM partial_rowwise_adam: the second moment is one number a block, of the mean of squares."""
-    assert isinstance(optimizer, RowwiseAdam)
+    optimizer: RowwiseAdam = step.optimizer
     d = w.shape[1]
     m, v = state[:, :d], state[:, d]
     m[:] = np.float32(optimizer.beta1) * m + np.float32(1 - optimizer.beta1) * g
     mean_square = sum_of_squares(g) / np.float32(d)
     v[:] = np.float32(optimizer.beta2) * v + np.float32(1 - optimizer.beta2) * mean_square
-    rate = _corrected_rate(optimizer, lr, state[:, d + 1], step)
+    rate = _corrected_rate(step, state[:, d + 1])
     return w - _quotient(rate, np.sqrt(v) + np.float32(optimizer.eps))[:, None] * m
 
 
-def _corrected_rate(optimizer: Adam | RowwiseAdam, lr: np.float32, steps: F32, step: UpdateStep) -> F32:
+def _corrected_rate(step: _Step, steps: F32) -> F32:
     """(n,) lr times the bias correction; the row's step column counts in both modes."""
     steps[:] = steps + np.float32(1)
+    optimizer: Adam | RowwiseAdam = step.optimizer
     by_row = optimizer.bias_correction == "row"
-    t = steps.astype(np.int64) if by_row else np.full(len(steps), step.step, np.int64)
-    return lr * bias_correction(optimizer.beta1, optimizer.beta2, t)
+    t = steps.astype(np.int64) if by_row else np.full(len(steps), step.push.step, np.int64)
+    return step.lr * bias_correction(optimizer.beta1, optimizer.beta2, t)
 
 
-def _rmsprop(optimizer: Optimizer, lr: np.float32, w: F32, g: F32, state: F32, step: UpdateStep) -> F32:
+def _rmsprop(step: _Step, w: F32, g: F32, state: F32) -> F32:
     """torch.optim.RMSprop, not centred, on touched rows only."""
-    assert isinstance(optimizer, Rmsprop)
+    optimizer: Rmsprop = step.optimizer
     d = w.shape[1]
     state[:, :d] = np.float32(optimizer.alpha) * state[:, :d] + (np.float32(1 - optimizer.alpha) * g) * g
-    return w - _quotient(lr * g, np.sqrt(state[:, :d]) + np.float32(optimizer.eps))
+    return w - _quotient(step.lr * g, np.sqrt(state[:, :d]) + np.float32(optimizer.eps))
 
 
-def _ftrl(optimizer: Optimizer, lr: np.float32, w: F32, g: F32, state: F32, step: UpdateStep) -> F32:
+def _ftrl(step: _Step, w: F32, g: F32, state: F32) -> F32:
     """FTRL-Proximal, McMahan et al. 2013, algorithm 1. α is the block's own lr for a row's whole life (w is computed
     from z anew at each step, so a changed α would move weights by itself); a push's lr_scale scales its gradient."""
-    assert isinstance(optimizer, Ftrl)
+    optimizer: Ftrl = step.optimizer
     d = w.shape[1]
     z, n = state[:, :d], state[:, d : 2 * d]
     alpha, l1 = np.float32(optimizer.lr), np.float32(optimizer.l1)
@@ -268,7 +281,7 @@ def _ftrl_seat(optimizer: Ftrl, w: F32, n: F32) -> F32:
     return np.where(w == 0, np.float32(0), -pull - np.copysign(np.float32(optimizer.l1), w))
 
 
-_FORMULAS: dict[str, Callable[[Optimizer, np.float32, F32, F32, F32, UpdateStep], F32]] = {
+_FORMULAS: dict[str, Callable[[_Step, F32, F32, F32], F32]] = {
     "sgd": _sgd,
     "momentum": _momentum,
     "adagrad": _adagrad,

@@ -1,4 +1,4 @@
-"""ReferenceTableGroup: the NumPy definition of the table group. Obvious and slow; the native group equals it bit for bit."""
+"""ReferenceTableGroup: the NumPy definition of the table group. Obvious and slow; the native one equals it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Table:
 
 
 def check_request(request: TableKeys, known: dict[str, Any]) -> None:
-    """Raises: UnknownTableError, DuplicateKeyError, ValueError for a request that is not laid out as `TableKeys` says."""
+    """Raises: UnknownTableError, DuplicateKeyError, ValueError for a request not laid out as `TableKeys` says."""
     for name in request.tables:
         if name not in known:
             raise UnknownTableError(f"expected one of tables {sorted(known)}, got {name!r}")
@@ -398,7 +398,8 @@ def check_import(
         raise ValueError(f"expected a snapshot of 2^{tablet_bits} tablets, got one of 2^{snapshot.tablet_bits}")
     if snapshot.since_version is not None and snapshot.since_version > version:
         raise ValueError(
-            f"expected a delta since version {version} or older, got since {snapshot.since_version} (tablet {snapshot.tablet})"
+            f"expected a delta since version {version} or older, got since {snapshot.since_version} "
+            f"(tablet {snapshot.tablet})"
         )
     for name, rows in snapshot.tables.items():
         dim, state_width, dtype = shape_of(name)

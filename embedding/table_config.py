@@ -1,4 +1,4 @@
-"""What a table is: column blocks, initializers, optimizers, admission, eviction. Frozen, checked once, compared whole."""
+"""What a table is: column blocks, initializers, optimizers, admission, eviction. Frozen, compared whole."""
 
 from __future__ import annotations
 
@@ -70,8 +70,9 @@ class _Optimizer(_Policy):
     """What every row optimizer shares.
 
     lr:           learning rate; a push multiplies it by its `lr_scale`.
-    weight_decay: on touched rows only. `l2` adds weight_decay·w to the gradient; `decoupled` scales w by 1 − lr·weight_decay.
-    catch_up:     apply the decay of the steps a row was not touched in, when it is touched again.
+    weight_decay: on touched rows only. `l2` adds weight_decay·w to the gradient; `decoupled` scales w by
+                  1 − lr·weight_decay.
+    catch_up:     when a row is touched again, first scale w by 1 − lr·weight_decay for each step it was not touched in.
     clip_value:   gradient components are clipped to ±clip_value; clip_norm: the row's gradient norm to clip_norm.
     max_norm:     the row's weights are scaled down to this norm after the step.
     gradient:     `mean`: as torch gives it for a mean loss; `sum`: multiplied by the push's examples.
@@ -130,7 +131,10 @@ class RowwiseAdagrad(_Optimizer):
 
 
 class Adam(_Optimizer):
-    """Lazy Adam (Kingma 2015, alg. 1) on touched rows; `bias_correction`: by the row's own step or the request's."""
+    """Lazy Adam on touched rows, in the order of Kingma 2015 §2 (last paragraph), as torch.optim.SparseAdam.
+
+    bias_correction: by the number of steps of the row itself, or by the request's step (torch's rule).
+    """
 
     kind: Literal["adam"] = "adam"
     lr: float = Field(default=1e-3, gt=0)
@@ -169,7 +173,7 @@ class Rmsprop(_Optimizer):
 
 
 class Ftrl(_Optimizer):
-    """FTRL-Proximal (McMahan 2013, alg. 1) with l1, l2, β; a new row starts at z such that w(z) is its initial weight."""
+    """FTRL-Proximal (McMahan 2013, alg. 1) with l1, l2, β; a new row starts at z with w(z) its initial weight."""
 
     kind: Literal["ftrl"] = "ftrl"
     lr: float = Field(default=0.05, gt=0)
@@ -220,7 +224,7 @@ class Ttl(_Policy):
 
 
 class Capacity(_Policy):
-    """At most `capacity_rows` rows, shared out equally over the tablets; the least recent or least counted leave first."""
+    """At most `capacity_rows` rows, shared out over the tablets; the least recent or least counted leave first."""
 
     kind: Literal["capacity"] = "capacity"
     capacity_rows: int = Field(ge=1)

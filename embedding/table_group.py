@@ -52,7 +52,8 @@ class TableKeys:
 class UpdateStep:
     """What one push says beside keys and gradients; replay of the push log passes the same values again.
 
-    examples: examples the gradient is the mean over.   step: the client's global step, ≥ 1 (request-step bias correction).
+    examples: examples the gradient is the mean over.   step: the client's global step, ≥ 1 (catch-up, request-step bias
+    correction).
     now:      seconds; stored as `touched_at`.            lr_scale: factor on each block's lr.
     unit, batch: origin of the push, input of the probability admission's hash.
     """
@@ -67,13 +68,18 @@ class UpdateStep:
 
 @dataclass(frozen=True, slots=True)
 class TableUpdate:
-    """What `apply_gradients` did to one table, in rows."""
+    """What `apply_gradients` did to one table, in rows.
+
+    applied, created: updated; of these, made by this push.   not_admitted: keys the admission policy holds back.
+    non_finite: refused gradients.   over_limit: new keys beyond capacity or memory.   evicted: rows that made room.
+    """
 
     applied: int = 0
     created: int = 0
     not_admitted: int = 0
     non_finite: int = 0
     over_limit: int = 0
+    evicted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +128,11 @@ class AppliedMemory:
 
 @dataclass(frozen=True, slots=True)
 class TabletSnapshot:
-    """One tablet, whole or changed since a version: what a checkpoint, a delta, a move and an import all carry."""
+    """One tablet, whole or changed since a version: what a checkpoint, a delta, a move and an import all carry.
+
+    since_version: rows with a later version and keys erased since; None: all rows.
+    erased_since:  keys erased before this version are forgotten, so a delta asked for since before it comes back whole.
+    """
 
     tablet: int
     tablet_bits: int
@@ -131,6 +141,7 @@ class TabletSnapshot:
     push_count: int
     tables: dict[str, TableRows]
     applied: AppliedMemory = field(default_factory=AppliedMemory.empty)
+    erased_since: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +155,7 @@ class TableStats:
 
 
 class TableGroup(Protocol):
-    """All tables of one process; native (`native_table_group.py`) and NumPy (`reference.py`, the definition) agree bit for bit.
+    """All tables of one process; `NativeTableGroup` and its NumPy definition `ReferenceTableGroup` agree bit for bit.
 
     Thread safety: any mix of verbs from any threads; each row update is atomic.
     Invariants: 1. lookup changes nothing. 2. a row exists only if a push or an assign made it. 3. no result depends on
@@ -197,7 +208,9 @@ class TableGroup(Protocol):
         now: int = 0,
         tablets: npt.NDArray[np.bool_] | None = None,
     ) -> int:
-        """Number of rows set. State is initial unless given, flat (Σ n_t·S_t,); `if_absent` leaves existing rows as they are."""
+        """Number of rows set. State is initial unless given, flat (Σ n_t·S_t,).
+
+        `if_absent` leaves existing rows as they are. Raises: ValueError for weights not finite; nothing is set."""
 
     def erase(self, request: TableKeys, tablets: npt.NDArray[np.bool_] | None = None) -> int:
         """Number of rows removed; absent keys are ignored."""

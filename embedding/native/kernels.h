@@ -1,0 +1,58 @@
+// Row kernels: initial weights, optimizer steps, row type conversion. One set per instruction set; all give the same bits.
+//
+// The definition is NumPy: initializers.py, optimizers.py, row_types.py. Compiled with -ffp-contract=off.
+#pragma once
+
+#include <cstdint>
+
+#include "table_spec.h"
+
+namespace embershard {
+
+constexpr float kGradientLimit = 1e15F;
+constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
+
+// A block's constants for one push.
+struct BlockPlan {
+  const BlockSpec* spec;
+  const float* corrections;  // bias corrections for steps 1 .. kCachedCorrections
+  float request_correction;
+  float lr;              // spec.lr · lr_scale, or spec.lr for ftrl
+  float gradient_scale;  // examples for `sum`, else 1
+  float lr_scale;        // ftrl: factor on the gradient
+  float decay_factor;    // max(1 − lr·weight_decay, 0)
+  float step;
+  bool plain;  // no scaling, clipping, decay or max_norm: the gradient is used as it lies
+};
+
+constexpr int64_t kCachedCorrections = 4096;
+
+// float32 √(1 − β2^t) / (1 − β1^t), t ≥ 1.
+float bias_correction(double beta1, double beta2, int64_t steps);
+
+struct Kernels {
+  const char* name;
+
+  // Initial weights of the block's columns for the key whose stream is `stream`.
+  void (*draw_block)(const BlockSpec& block, uint64_t stream, float* weights);
+  // State of a row that starts with `weights` (the block's).
+  void (*start_state)(const BlockSpec& block, const float* weights, float* state);
+  // Whether every scaled component is finite and within kGradientLimit.
+  bool (*is_within_limit)(const float* gradient, uint32_t dim, float scale);
+  // One optimizer step; `scratch` holds spec.dim floats.
+  void (*update_block)(const BlockPlan& plan, float* weights, const float* gradient, float* state, float* scratch);
+  float (*sum_of_squares)(const float* x, uint32_t n);
+
+  void (*widen)(RowType type, const uint16_t* row, uint32_t n, float* weights);
+  // Nearest, ties to even; a finite value never becomes infinite.
+  void (*narrow_nearest)(RowType type, const float* weights, uint32_t n, uint16_t* row);
+  // Up or down at random with the probability of the remainder; `stream` seeds the bits.
+  void (*narrow_stochastic)(RowType type, const float* weights, uint32_t n, uint64_t stream, uint16_t* row);
+};
+
+// The fastest set this CPU has.
+const Kernels& best_kernels();
+// Sets this CPU can run, by name ("baseline", "avx2", "avx512"), slowest first; ends with nullptr.
+const Kernels* const* available_kernels();
+
+}  // namespace embershard

@@ -1,0 +1,59 @@
+// One table: its specification, its parts (one a tablet) and what every verb needs of it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "arena.h"
+#include "kernels.h"
+#include "part.h"
+#include "table_spec.h"
+
+namespace embershard {
+
+class Table {
+ public:
+  Table(TableSpec spec, size_t tablets, const Kernels& kernels);
+  ~Table();
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+
+  const TableSpec spec;
+  const RowLayout layout;
+  Arena arena;
+  const std::unique_ptr<Part[]> parts;
+
+  uint32_t dim() const { return spec.dim; }
+  bool is_float32() const { return spec.row_type == RowType::float32; }
+
+  uint64_t stream(uint64_t key) const;
+  // Initial weights of `key`, before rounding to the row type.
+  void draw(uint64_t key, float* weights) const;
+  // The weights as float32.
+  void read(const Part& part, uint32_t row, float* weights) const;
+
+  // A new row with initial weights and state, count 0. `scratch` holds dim() floats.
+  uint32_t create(Part& part, uint64_t key, float* scratch);
+  // Sets weights (rounded to nearest) and the state that starts with them.
+  void store_initial(Part& part, uint32_t row, const float* weights) const;
+
+  std::vector<BlockPlan> plan(const UpdateStep& step) const;
+  // Whether all blocks' gradients are within the limit.
+  bool accepts(const std::vector<BlockPlan>& plan, const float* gradient) const;
+  // One optimizer step of every block. `scratch` holds 2 · dim() floats.
+  void update(const std::vector<BlockPlan>& plan, Part& part, uint64_t key, uint32_t row, const float* gradient,
+              uint32_t occurrences, float* scratch) const;
+  void start_state(const float* weights, float* state) const;
+
+ private:
+  const Kernels& kernels_;
+  std::vector<std::vector<float>> corrections_;  // per block, by step
+};
+
+inline uint32_t saturating_add(uint32_t a, uint32_t b) {
+  const uint32_t sum = a + b;
+  return sum < a ? UINT32_MAX : sum;
+}
+
+}  // namespace embershard

@@ -1,0 +1,679 @@
+#include "table_group.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "duplicate_finder.h"
+
+namespace embershard {
+namespace {
+
+constexpr size_t kGroup = 16;             // keys a pipeline stage handles at a time
+constexpr size_t kLookupBlock = 16384;    // keys read under one set of locks
+constexpr size_t kPushBlock = 2048;       // keys updated under one set of locks, in whole tablets
+constexpr size_t kThreadedKeys = 8192;    // smaller requests stay on the calling thread
+
+const Kernels& choose_kernels(const std::string& name) {
+  if (name.empty()) return best_kernels();
+  for (const Kernels* const* set = available_kernels(); *set != nullptr; ++set) {
+    if (name == (*set)->name) return **set;
+  }
+  throw std::invalid_argument("expected a kernel set this CPU has, got " + name);
+}
+
+template <int kWrite>
+inline void prefetch_bytes(const char* start, size_t bytes) {
+  for (size_t offset = 0; offset < bytes; offset += 64) __builtin_prefetch(start + offset, kWrite, 3);
+  __builtin_prefetch(start + bytes - 1, kWrite, 3);
+}
+
+inline void copy_row(float* out, const char* row, size_t bytes) {
+  auto* target = reinterpret_cast<char*>(out);
+  size_t offset = 0;
+  for (; offset + 64 <= bytes; offset += 64) __builtin_memcpy(target + offset, row + offset, 64);
+  if (offset != bytes) std::memcpy(target + offset, row + offset, bytes - offset);
+}
+
+}  // namespace
+
+// The request's keys by tablet; within a tablet in request order, so table after table.
+struct TableGroup::Partition {
+  std::vector<uint32_t> starts;  // tablets + 1
+  std::vector<uint32_t> order;   // position in the request
+  std::vector<uint64_t> keys;
+};
+
+struct TableGroup::Scratch {
+  Partition partition;
+  DuplicateFinder duplicates;
+  std::vector<float> row;
+  std::vector<size_t> offsets;
+  std::vector<uint8_t> touched;
+};
+
+TableGroup::Scratch& TableGroup::scratch() {
+  thread_local Scratch scratch;
+  return scratch;
+}
+
+// Locks of a set of tablets, taken in ascending order; released in the destructor.
+class TableGroup::LockedTablets {
+ public:
+  LockedTablets(Tablet* tablets, bool shared) : tablets_(tablets), shared_(shared) {}
+  ~LockedTablets() { release(); }
+  LockedTablets(const LockedTablets&) = delete;
+  LockedTablets& operator=(const LockedTablets&) = delete;
+
+  void add(size_t tablet) {
+    shared_ ? tablets_[tablet].lock.lock_shared() : tablets_[tablet].lock.lock();
+    held_.push_back(static_cast<uint32_t>(tablet));
+  }
+  void release() {
+    for (uint32_t tablet : held_) shared_ ? tablets_[tablet].lock.unlock_shared() : tablets_[tablet].lock.unlock();
+    held_.clear();
+  }
+  void reserve(size_t count) { held_.reserve(count); }
+
+ private:
+  Tablet* tablets_;
+  bool shared_;
+  std::vector<uint32_t> held_;
+};
+
+TableGroup::TableGroup(int tablet_bits, size_t threads, const std::string& kernels)
+    : tablet_bits_(tablet_bits),
+      kernels_(choose_kernels(kernels)),
+      tablets_(std::make_unique<Tablet[]>(size_t{1} << tablet_bits)),
+      pool_(threads) {}
+
+TableGroup::~TableGroup() = default;
+
+int32_t TableGroup::add_table(TableSpec spec) {
+  std::unique_lock structure(structure_);
+  tables_.push_back(std::make_unique<Table>(std::move(spec), tablets(), kernels_));
+  return static_cast<int32_t>(tables_.size()) - 1;
+}
+
+void TableGroup::drop_table(int32_t table) {
+  std::unique_lock structure(structure_);
+  tables_[static_cast<size_t>(table)].reset();
+}
+
+void TableGroup::partition(const Request& request, Partition& partition) const {
+  const size_t n = request.size(), tablet_count = tablets();
+  partition.starts.assign(tablet_count + 1, 0);
+  partition.order.resize(n);
+  partition.keys.resize(n);
+  uint32_t* starts = partition.starts.data();
+  for (size_t i = 0; i < n; ++i) ++starts[tablet_of(request.keys[i])];
+  uint32_t sum = 0;
+  for (size_t tablet = 0; tablet <= tablet_count; ++tablet) sum += std::exchange(starts[tablet], sum);
+  for (size_t i = 0; i < n; ++i) {
+    const uint64_t key = request.keys[i];
+    const uint32_t at = starts[tablet_of(key)]++;
+    partition.order[at] = static_cast<uint32_t>(i);
+    partition.keys[at] = key;
+  }
+  for (size_t tablet = tablet_count; tablet > 0; --tablet) starts[tablet] = starts[tablet - 1];
+  starts[0] = 0;
+}
+
+void TableGroup::check_unique(const Request& request) const {
+  DuplicateFinder& duplicates = scratch().duplicates;
+  for (size_t t = 0; t < request.table_count; ++t) {
+    const uint64_t* keys = request.keys + request.splits[t];
+    const auto n = static_cast<size_t>(request.splits[t + 1] - request.splits[t]);
+    const size_t found = duplicates.find(keys, n);
+    if (found != n) throw DuplicateKey{t, keys[found]};
+  }
+}
+
+// --- lookup -----------------------------------------------------------------------------------------------------------
+
+// Reads a range of the request in three stages that overlap: find the bucket, find the row, copy it.
+class TableGroup::Lookup {
+ public:
+  Lookup(const TableGroup& group, const Request& request, AbsentRows absent, const size_t* offsets, float* out)
+      : group_(group), request_(request), absent_(absent), offsets_(offsets), out_(out) {}
+
+  void run(size_t begin, size_t end) {
+    next_ = begin;
+    end_ = end;
+    table_ = static_cast<size_t>(std::upper_bound(request_.splits, request_.splits + request_.table_count + 1,
+                                                  static_cast<int64_t>(begin)) - request_.splits) - 1;
+    Stage stages[3];
+    for (size_t turn = 0;; ++turn) {
+      Stage& oldest = stages[turn % 3];
+      if (oldest.count != 0) copy(oldest);
+      const bool more = start(oldest);
+      find(stages[(turn + 2) % 3]);
+      if (!more && stages[(turn + 2) % 3].count == 0 && stages[(turn + 1) % 3].count == 0) break;
+    }
+  }
+
+ private:
+  struct Stage {
+    const Table* table = nullptr;
+    size_t table_index = 0;
+    size_t first = 0;
+    size_t count = 0;
+    const Part* parts[kGroup];
+    const Bucket* buckets[kGroup];
+    const char* rows[kGroup];
+  };
+
+  bool start(Stage& stage) {
+    stage.count = 0;
+    if (next_ == end_) return false;
+    while (static_cast<int64_t>(next_) >= request_.splits[table_ + 1]) ++table_;
+    const Table& table = group_.table(request_.tables[table_]);
+    const size_t last = std::min(end_, static_cast<size_t>(request_.splits[table_ + 1]));
+    stage.table = &table;
+    stage.table_index = table_;
+    stage.first = next_;
+    stage.count = std::min(kGroup, last - next_);
+    for (size_t i = 0; i < stage.count; ++i) {
+      const uint64_t key = request_.keys[next_ + i];
+      const Part& part = table.parts[group_.tablet_of(key)];
+      stage.parts[i] = &part;
+      stage.buckets[i] = nullptr;
+      if (!part.is_empty()) {
+        stage.buckets[i] = part.home_bucket(index_hash(key));
+        __builtin_prefetch(stage.buckets[i], 0, 3);
+      }
+    }
+    next_ += stage.count;
+    return true;
+  }
+
+  void find(Stage& stage) {
+    for (size_t i = 0; i < stage.count; ++i) {
+      stage.rows[i] = nullptr;
+      if (stage.buckets[i] == nullptr) continue;
+      const uint32_t row = stage.parts[i]->find(request_.keys[stage.first + i], stage.buckets[i]);
+      if (row == kNoRow) continue;
+      stage.rows[i] = stage.parts[i]->weights(stage.table->layout, row);
+      prefetch_bytes<0>(stage.rows[i], stage.table->layout.weight_bytes);
+    }
+  }
+
+  void copy(const Stage& stage) {
+    const Table& table = *stage.table;
+    const size_t dim = table.dim();
+    float* out = out_ + offsets_[stage.table_index] +
+                 (stage.first - static_cast<size_t>(request_.splits[stage.table_index])) * dim;
+    for (size_t i = 0; i < stage.count; ++i, out += dim) {
+      if (stage.rows[i] != nullptr) {
+        if (table.is_float32()) {
+          copy_row(out, stage.rows[i], table.layout.weight_bytes);
+        } else {
+          group_.kernels_.widen(table.spec.row_type, reinterpret_cast<const uint16_t*>(stage.rows[i]), table.dim(), out);
+        }
+      } else if (absent_ == AbsentRows::initial) {
+        table.draw(request_.keys[stage.first + i], out);
+      } else {
+        std::memset(out, 0, dim * sizeof(float));
+      }
+    }
+  }
+
+  const TableGroup& group_;
+  const Request& request_;
+  const AbsentRows absent_;
+  const size_t* offsets_;
+  float* out_;
+  size_t next_ = 0, end_ = 0, table_ = 0;
+};
+
+void TableGroup::lookup(const Request& request, AbsentRows absent, float* out) {
+  std::shared_lock structure(structure_);
+  check_unique(request);
+  Scratch& mine = scratch();
+  mine.offsets.assign(request.table_count + 1, 0);
+  for (size_t t = 0; t < request.table_count; ++t) {
+    mine.offsets[t + 1] =
+        mine.offsets[t] + static_cast<size_t>(request.splits[t + 1] - request.splits[t]) * table(request.tables[t]).dim();
+  }
+  const size_t* offsets = mine.offsets.data();
+  const size_t n = request.size();
+  std::atomic<size_t> cursor{0};
+  const size_t block = pool_.threads() == 1 || n < kThreadedKeys ? kLookupBlock : std::max<size_t>(kThreadedKeys / 2, n / (4 * pool_.threads()));
+  const std::function<void(size_t)> work = [&](size_t) {
+    std::vector<uint8_t>& touched = scratch().touched;
+    for (;;) {
+      const size_t begin = cursor.fetch_add(block, std::memory_order_relaxed);
+      if (begin >= n) return;
+      const size_t end = std::min(n, begin + block);
+      touched.assign(tablets(), 0);
+      for (size_t i = begin; i < end; ++i) touched[tablet_of(request.keys[i])] = 1;
+      LockedTablets locks(tablets_.get(), true);
+      locks.reserve(tablets());
+      for (size_t tablet = 0; tablet < tablets(); ++tablet) {
+        if (touched[tablet]) locks.add(tablet);
+      }
+      Lookup(*this, request, absent, offsets, out).run(begin, end);
+    }
+  };
+  if (n < kThreadedKeys) {
+    work(0);
+  } else {
+    pool_.run(work);
+  }
+}
+
+// --- apply_gradients --------------------------------------------------------------------------------------------------
+
+// Updates the keys of a range of tablets, whose locks are held alone, in three overlapping stages.
+class TableGroup::Push {
+ public:
+  Push(TableGroup& group, const Request& request, const Partition& partition, const float* gradients,
+       const uint32_t* occurrences, const UpdateStep& step, const size_t* offsets,
+       const std::vector<std::vector<BlockPlan>>& plans, UpdateReport& report)
+      : group_(group),
+        request_(request),
+        partition_(partition),
+        gradients_(gradients),
+        occurrences_(occurrences),
+        step_(step),
+        offsets_(offsets),
+        plans_(plans),
+        report_(report) {
+    uint32_t widest = 0;
+    for (size_t t = 0; t < request.table_count; ++t) widest = std::max(widest, group.table(request.tables[t]).dim());
+    scratch().row.resize(size_t{2} * widest);
+    row_ = scratch().row.data();
+  }
+
+  // Entries [begin, end) of the partition.
+  void run(size_t begin, size_t end) {
+    next_ = begin;
+    end_ = end;
+    table_ = 0;
+    Stage stages[3];
+    for (size_t turn = 0;; ++turn) {
+      Stage& oldest = stages[turn % 3];
+      update(oldest);
+      const bool more = start(oldest);
+      find(stages[(turn + 2) % 3]);
+      if (!more && stages[(turn + 2) % 3].count == 0 && stages[(turn + 1) % 3].count == 0) break;
+    }
+  }
+
+ private:
+  struct Stage {
+    size_t first = 0;
+    size_t count = 0;
+    uint32_t table_index[kGroup];
+    Part* parts[kGroup];
+    const Bucket* buckets[kGroup];
+    uint32_t rows[kGroup];
+  };
+
+  const float* gradient(size_t entry, size_t table_index) const {
+    const size_t i = partition_.order[entry];
+    const size_t dim = group_.table(request_.tables[table_index]).dim();
+    return gradients_ + offsets_[table_index] + (i - static_cast<size_t>(request_.splits[table_index])) * dim;
+  }
+
+  bool start(Stage& stage) {
+    stage.first = next_;
+    stage.count = std::min(kGroup, end_ - next_);
+    for (size_t i = 0; i < stage.count; ++i) {
+      const size_t position = partition_.order[next_ + i];
+      if (position < previous_) table_ = 0;  // the next tablet begins with the first table again
+      previous_ = position;
+      while (static_cast<int64_t>(position) >= request_.splits[table_ + 1]) ++table_;
+      const uint64_t key = partition_.keys[next_ + i];
+      const Table& table = group_.table(request_.tables[table_]);
+      Part& part = table.parts[group_.tablet_of(key)];
+      stage.table_index[i] = static_cast<uint32_t>(table_);
+      stage.parts[i] = &part;
+      stage.buckets[i] = nullptr;
+      if (!part.is_empty()) {
+        stage.buckets[i] = part.home_bucket(index_hash(key));
+        __builtin_prefetch(stage.buckets[i], 0, 3);
+      }
+      prefetch_bytes<0>(reinterpret_cast<const char*>(gradient(next_ + i, table_)), size_t{table.dim()} * sizeof(float));
+    }
+    next_ += stage.count;
+    return stage.count != 0;
+  }
+
+  void find(Stage& stage) {
+    for (size_t i = 0; i < stage.count; ++i) {
+      stage.rows[i] = kNoRow;
+      const Part& part = *stage.parts[i];
+      if (part.is_empty()) continue;
+      // An insert since the first stage may have moved the buckets.
+      const uint64_t key = partition_.keys[stage.first + i];
+      const uint32_t row = part.find(key, part.home_bucket(index_hash(key)));
+      stage.rows[i] = row;
+      if (row == kNoRow) continue;
+      const RowLayout& layout = group_.table(request_.tables[stage.table_index[i]]).layout;
+      prefetch_bytes<1>(part.weights(layout, row), layout.weight_bytes);
+      prefetch_bytes<1>(reinterpret_cast<const char*>(part.counters(layout, row)), layout.state_bytes);
+    }
+  }
+
+  void update(const Stage& stage) {
+    for (size_t i = 0; i < stage.count; ++i) {
+      const size_t table_index = stage.table_index[i];
+      Table& table = group_.table(request_.tables[table_index]);
+      TableUpdate& report = report_.tables[table_index];
+      const float* row_gradient = gradient(stage.first + i, table_index);
+      const uint64_t key = partition_.keys[stage.first + i];
+      if (!table.accepts(plans_[table_index], row_gradient)) {
+        ++report.non_finite;
+        report_.refused_keys[table_index].push_back(key);
+        continue;
+      }
+      Part& part = *stage.parts[i];
+      uint32_t row = stage.rows[i];
+      if (row == kNoRow) {
+        row = table.create(part, key, row_);
+        ++report.created;
+      }
+      table.update(plans_[table_index], part, key, row, row_gradient, occurrences_[partition_.order[stage.first + i]], row_);
+      RowCounters* counters = part.counters(table.layout, row);
+      counters->touched_at = step_.now;
+      counters->version = group_.tablets_[group_.tablet_of(key)].version;
+      ++report.applied;
+    }
+  }
+
+  TableGroup& group_;
+  const Request& request_;
+  const Partition& partition_;
+  const float* gradients_;
+  const uint32_t* occurrences_;
+  const UpdateStep& step_;
+  const size_t* offsets_;
+  const std::vector<std::vector<BlockPlan>>& plans_;
+  UpdateReport& report_;
+  float* row_;
+  size_t next_ = 0, end_ = 0, table_ = 0, previous_ = 0;
+};
+
+UpdateReport TableGroup::apply_gradients(const Request& request, const float* gradients, const uint32_t* occurrences,
+                                         const UpdateStep& step, const bool* mask) {
+  std::shared_lock structure(structure_);
+  check_unique(request);
+  Scratch& mine = scratch();
+  Partition& parted = mine.partition;
+  partition(request, parted);
+  std::vector<std::vector<BlockPlan>> plans;
+  mine.offsets.assign(request.table_count + 1, 0);
+  for (size_t t = 0; t < request.table_count; ++t) {
+    const Table& used = table(request.tables[t]);
+    plans.push_back(used.plan(step));
+    mine.offsets[t + 1] = mine.offsets[t] + static_cast<size_t>(request.splits[t + 1] - request.splits[t]) * used.dim();
+  }
+  const size_t* offsets = mine.offsets.data();
+  UpdateReport total;
+  total.tables.resize(request.table_count);
+  total.refused_keys.resize(request.table_count);
+  std::mutex total_mutex;
+  std::atomic<size_t> cursor{0};
+  const size_t n = request.size();
+  const size_t block = std::max<size_t>(1, tablets() * kPushBlock / std::max<size_t>(n, 1));
+  const std::function<void(size_t)> work = [&](size_t) {
+    UpdateReport report;
+    report.tables.resize(request.table_count);
+    report.refused_keys.resize(request.table_count);
+    Push push(*this, request, parted, gradients, occurrences, step, offsets, plans, report);
+    LockedTablets locks(tablets_.get(), false);
+    for (;;) {
+      const size_t first = cursor.fetch_add(block, std::memory_order_relaxed);
+      if (first >= tablets()) break;
+      const size_t last = std::min(tablets(), first + block);
+      for (size_t tablet = first; tablet < last;) {
+        // A run of wanted tablets that lie side by side in the partition.
+        size_t stop = tablet;
+        while (stop < last && (mask == nullptr || mask[stop])) {
+          if (parted.starts[stop] != parted.starts[stop + 1]) {
+            locks.add(stop);
+            ++tablets_[stop].push_count;
+          }
+          ++stop;
+        }
+        push.run(parted.starts[tablet], parted.starts[stop]);
+        locks.release();
+        tablet = stop + 1;
+      }
+    }
+    std::lock_guard guard(total_mutex);
+    for (size_t t = 0; t < request.table_count; ++t) {
+      TableUpdate& sum = total.tables[t];
+      const TableUpdate& part = report.tables[t];
+      sum.applied += part.applied;
+      sum.created += part.created;
+      sum.not_admitted += part.not_admitted;
+      sum.non_finite += part.non_finite;
+      sum.over_limit += part.over_limit;
+      sum.evicted += part.evicted;
+      total.refused_keys[t].insert(total.refused_keys[t].end(), report.refused_keys[t].begin(), report.refused_keys[t].end());
+    }
+  };
+  if (n < kThreadedKeys) {
+    work(0);
+  } else {
+    pool_.run(work);
+  }
+  for (auto& keys : total.refused_keys) std::sort(keys.begin(), keys.end());
+  return total;
+}
+
+// --- assign, erase ----------------------------------------------------------------------------------------------------
+
+int64_t TableGroup::assign(const Request& request, const float* weights, const float* state, bool if_absent, uint32_t now,
+                           const bool* mask) {
+  std::shared_lock structure(structure_);
+  check_unique(request);
+  int64_t done = 0;
+  size_t weight_offset = 0, state_offset = 0;
+  std::vector<float> row_scratch;
+  for (size_t t = 0; t < request.table_count; ++t) {
+    Table& used = table(request.tables[t]);
+    row_scratch.resize(used.dim());
+    for (int64_t i = request.splits[t]; i < request.splits[t + 1]; ++i) {
+      const float* row_weights = weights + weight_offset;
+      const float* row_state = state == nullptr ? nullptr : state + state_offset;
+      weight_offset += used.dim();
+      state_offset += used.spec.state_width;
+      const uint64_t key = request.keys[i];
+      const size_t tablet = tablet_of(key);
+      if (mask != nullptr && !mask[tablet]) continue;
+      LockedTablets lock(tablets_.get(), false);
+      lock.add(tablet);
+      Part& part = used.parts[tablet];
+      uint32_t row = part.find(key);
+      if (row != kNoRow && if_absent) continue;
+      if (row == kNoRow) row = used.create(part, key, row_scratch.data());
+      used.store_initial(part, row, row_weights);
+      RowCounters* counters = part.counters(used.layout, row);
+      if (row_state != nullptr) std::memcpy(Part::state(counters), row_state, used.spec.state_width * sizeof(float));
+      counters->touched_at = now;
+      counters->version = tablets_[tablet].version;
+      ++done;
+    }
+  }
+  return done;
+}
+
+int64_t TableGroup::erase(const Request& request, const bool* mask) {
+  std::shared_lock structure(structure_);
+  check_unique(request);
+  int64_t done = 0;
+  for (size_t t = 0; t < request.table_count; ++t) {
+    Table& used = table(request.tables[t]);
+    for (int64_t i = request.splits[t]; i < request.splits[t + 1]; ++i) {
+      const uint64_t key = request.keys[i];
+      const size_t tablet = tablet_of(key);
+      if (mask != nullptr && !mask[tablet]) continue;
+      LockedTablets lock(tablets_.get(), false);
+      lock.add(tablet);
+      Part& part = used.parts[tablet];
+      if (part.erase(key, used.layout) == kNoRow) continue;
+      part.extras().erased.set(key, tablets_[tablet].version);
+      ++done;
+    }
+  }
+  return done;
+}
+
+// --- whole tablets ----------------------------------------------------------------------------------------------------
+
+namespace {
+
+void sorted_entries(const KeyMap& map, uint32_t above, bool all, std::vector<uint64_t>& keys, std::vector<uint32_t>& values) {
+  std::vector<std::pair<uint64_t, uint32_t>> entries;
+  map.for_each([&](uint64_t key, uint32_t value) {
+    if (all || value > above) entries.emplace_back(key, value);
+  });
+  std::sort(entries.begin(), entries.end());
+  for (auto [key, value] : entries) {
+    keys.push_back(key);
+    values.push_back(value);
+  }
+}
+
+TableRows copy_part(const Table& table, const Part& part, bool whole, uint32_t since) {
+  std::vector<std::pair<uint64_t, uint32_t>> entries;
+  entries.reserve(whole ? part.rows() : 0);
+  part.for_each([&](uint64_t key, uint32_t row) {
+    if (whole || part.counters(table.layout, row)->version > since) entries.emplace_back(key, row);
+  });
+  std::sort(entries.begin(), entries.end());
+  const size_t n = entries.size(), state_width = table.spec.state_width, weight_bytes = table.layout.weight_bytes;
+  TableRows rows;
+  rows.keys.resize(n);
+  rows.weights.resize(n * weight_bytes);
+  rows.state.resize(n * state_width);
+  rows.count.resize(n);
+  rows.touched_at.resize(n);
+  rows.version.resize(n);
+  for (size_t i = 0; i < n; ++i) {
+    if (i + 8 < n) {
+      __builtin_prefetch(part.weights(table.layout, entries[i + 8].second));
+      __builtin_prefetch(part.counters(table.layout, entries[i + 8].second));
+    }
+    const auto [key, row] = entries[i];
+    RowCounters* counters = part.counters(table.layout, row);
+    rows.keys[i] = key;
+    std::memcpy(rows.weights.data() + i * weight_bytes, part.weights(table.layout, row), weight_bytes);
+    if (state_width != 0) std::memcpy(rows.state.data() + i * state_width, Part::state(counters), state_width * sizeof(float));
+    rows.count[i] = counters->count;
+    rows.touched_at[i] = counters->touched_at;
+    rows.version[i] = counters->version;
+  }
+  if (const PartExtras* extras = part.extras_or_null()) {
+    sorted_entries(extras->admission, 0, true, rows.admission_keys, rows.admission_counts);
+    sorted_entries(extras->erased, since, whole, rows.erased_keys, rows.erased_versions);
+  }
+  return rows;
+}
+
+}  // namespace
+
+TabletState TableGroup::snapshot(size_t tablet, const std::vector<int32_t>& tables, bool whole, uint32_t since,
+                                 std::vector<TableRows>& out) {
+  std::shared_lock structure(structure_);
+  LockedTablets lock(tablets_.get(), true);
+  lock.add(tablet);
+  out.reserve(tables.size());
+  for (int32_t id : tables) out.push_back(copy_part(table(id), table(id).parts[tablet], whole, since));
+  return TabletState{tablets_[tablet].version, tablets_[tablet].push_count};
+}
+
+void TableGroup::import_tablet(size_t tablet, const std::vector<TableRowsView>& views, bool replace, TabletState state) {
+  std::shared_lock structure(structure_);
+  LockedTablets lock(tablets_.get(), false);
+  lock.add(tablet);
+  if (replace) {
+    for (auto& held : tables_) {
+      if (held != nullptr) held->parts[tablet].clear(held->layout, held->arena);
+    }
+  }
+  for (const TableRowsView& view : views) {
+    Table& used = table(view.table);
+    Part& part = used.parts[tablet];
+    for (size_t i = 0; i < view.erasures; ++i) {
+      part.erase(view.erased_keys[i], used.layout);
+      part.extras().erased.set(view.erased_keys[i], view.erased_versions[i]);
+    }
+    if (view.admissions != 0 || part.extras_or_null() != nullptr) part.extras().admission.clear();
+    for (size_t i = 0; i < view.admissions; ++i) part.extras().admission.set(view.admission_keys[i], view.admission_counts[i]);
+    const size_t state_bytes = used.spec.state_width * sizeof(float);
+    for (size_t i = 0; i < view.rows; ++i) {
+      uint32_t row = part.find(view.keys[i]);
+      if (row == kNoRow) {
+        row = part.insert(view.keys[i], used.layout, used.arena);
+        if (PartExtras* extras = part.extras_or_null()) extras->erased.erase(view.keys[i]);
+      }
+      RowCounters* counters = part.counters(used.layout, row);
+      *counters = RowCounters{view.count[i], view.touched_at[i], view.version[i]};
+      std::memcpy(part.weights(used.layout, row), view.weights + i * used.layout.weight_bytes, used.layout.weight_bytes);
+      if (state_bytes != 0) std::memcpy(Part::state(counters), view.state + i * used.spec.state_width, state_bytes);
+    }
+  }
+  tablets_[tablet].version = state.version;
+  tablets_[tablet].push_count = state.push_count;
+}
+
+void TableGroup::drop_tablet(size_t tablet) {
+  std::shared_lock structure(structure_);
+  LockedTablets lock(tablets_.get(), false);
+  lock.add(tablet);
+  for (auto& held : tables_) {
+    if (held != nullptr) held->parts[tablet].clear(held->layout, held->arena);
+  }
+}
+
+uint32_t TableGroup::cut(size_t tablet) {
+  LockedTablets lock(tablets_.get(), false);
+  lock.add(tablet);
+  return ++tablets_[tablet].version;
+}
+
+uint32_t TableGroup::version(size_t tablet) {
+  LockedTablets lock(tablets_.get(), true);
+  lock.add(tablet);
+  return tablets_[tablet].version;
+}
+
+void TableGroup::push_counts(uint64_t* out) {
+  for (size_t tablet = 0; tablet < tablets(); ++tablet) {
+    LockedTablets lock(tablets_.get(), true);
+    lock.add(tablet);
+    out[tablet] = tablets_[tablet].push_count;
+  }
+}
+
+PartStats TableGroup::stats(int32_t id) {
+  std::shared_lock structure(structure_);
+  Table& used = table(id);
+  PartStats stats;
+  for (size_t tablet = 0; tablet < tablets(); ++tablet) {
+    LockedTablets lock(tablets_.get(), true);
+    lock.add(tablet);
+    const Part& part = used.parts[tablet];
+    stats.rows_by_tablet.push_back(part.rows());
+    stats.rows += part.rows();
+    stats.slots += static_cast<int64_t>(part.slots());
+    stats.index_bytes += static_cast<int64_t>(part.index_bytes() + sizeof(Part));
+    stats.free_bytes += static_cast<int64_t>(part.free_row_bytes(used.layout));
+    if (const PartExtras* extras = part.extras_or_null()) {
+      stats.counter_bytes += static_cast<int64_t>(sizeof(PartExtras) + extras->admission.bytes() + extras->erased.bytes());
+    }
+  }
+  stats.weight_bytes = stats.rows * used.layout.weight_bytes;
+  stats.counter_bytes += stats.rows * static_cast<int64_t>(sizeof(RowCounters));
+  stats.state_bytes = stats.rows * (used.layout.state_bytes - static_cast<int64_t>(sizeof(RowCounters)));
+  stats.free_bytes += static_cast<int64_t>(used.arena.free_bytes());
+  return stats;
+}
+
+}  // namespace embershard

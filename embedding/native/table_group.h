@@ -1,0 +1,141 @@
+// All tables of one process, cut into tablets: the batched verbs.
+//
+// Thread safety: any mix of verbs from any threads. A verb that reads or changes rows holds the locks of the tablets it is
+// at, shared or alone; locks are taken in ascending tablet order. Adding or dropping a table waits for running verbs.
+// Invariants: 1. lookup writes nothing but its output. 2. a verb that throws DuplicateKey or std::invalid_argument has
+// changed nothing. 3. no result depends on the order of keys, on the number of threads or on other tablets.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "table.h"
+#include "tablet_lock.h"
+#include "thread_pool.h"
+
+namespace embershard {
+
+// Keys of several tables, concatenated: those of tables[t] are keys[splits[t] .. splits[t + 1]).
+struct Request {
+  const int32_t* tables;
+  size_t table_count;
+  const uint64_t* keys;
+  const int64_t* splits;
+
+  size_t size() const { return table_count == 0 ? 0 : static_cast<size_t>(splits[table_count]); }
+};
+
+struct DuplicateKey {
+  size_t table;  // position in the request
+  uint64_t key;
+};
+
+enum class AbsentRows : int { initial, zeros, unseen };
+
+struct TableUpdate {
+  int64_t applied = 0, created = 0, not_admitted = 0, non_finite = 0, over_limit = 0, evicted = 0;
+};
+
+struct UpdateReport {
+  std::vector<TableUpdate> tables;                   // by position in the request
+  std::vector<std::vector<uint64_t>> refused_keys;   // ascending
+};
+
+// Rows of one table in one tablet, ascending by key; see TableRows in table_group.py.
+struct TableRows {
+  std::vector<uint64_t> keys;
+  std::vector<char> weights;
+  std::vector<float> state;
+  std::vector<uint32_t> count, touched_at, version;
+  std::vector<uint64_t> admission_keys, erased_keys;
+  std::vector<uint32_t> admission_counts, erased_versions;
+};
+
+// The same, borrowed, for import.
+struct TableRowsView {
+  int32_t table;
+  size_t rows, admissions, erasures;
+  const uint64_t* keys;
+  const char* weights;
+  const float* state;
+  const uint32_t *count, *touched_at, *version;
+  const uint64_t* admission_keys;
+  const uint32_t* admission_counts;
+  const uint64_t* erased_keys;
+  const uint32_t* erased_versions;
+};
+
+struct TabletState {
+  uint32_t version;
+  uint64_t push_count;
+};
+
+struct PartStats {
+  std::vector<int64_t> rows_by_tablet;
+  int64_t rows = 0, slots = 0;
+  int64_t weight_bytes = 0, state_bytes = 0, counter_bytes = 0, index_bytes = 0, free_bytes = 0;
+};
+
+class TableGroup {
+ public:
+  // `kernels`: name of the kernel set, or empty for the best one.
+  TableGroup(int tablet_bits, size_t threads, const std::string& kernels);
+  ~TableGroup();
+  TableGroup(const TableGroup&) = delete;
+  TableGroup& operator=(const TableGroup&) = delete;
+
+  size_t tablets() const { return size_t{1} << tablet_bits_; }
+  size_t weight_bytes(int32_t table) const { return this->table(table).layout.weight_bytes; }
+
+  int32_t add_table(TableSpec spec);
+  void drop_table(int32_t table);
+
+  // Rows of all keys, table after table, float32.
+  void lookup(const Request& request, AbsentRows absent, float* out);
+  // `mask` (tablets() bools) or nullptr for all.
+  UpdateReport apply_gradients(const Request& request, const float* gradients, const uint32_t* occurrences,
+                               const UpdateStep& step, const bool* mask);
+  int64_t assign(const Request& request, const float* weights, const float* state, bool if_absent, uint32_t now,
+                 const bool* mask);
+  int64_t erase(const Request& request, const bool* mask);
+
+  // All tables' rows of one tablet at one moment, in the order of `tables`.
+  TabletState snapshot(size_t tablet, const std::vector<int32_t>& tables, bool whole, uint32_t since,
+                       std::vector<TableRows>& out);
+  void import_tablet(size_t tablet, const std::vector<TableRowsView>& tables, bool replace, TabletState state);
+  void drop_tablet(size_t tablet);
+  uint32_t cut(size_t tablet);
+  uint32_t version(size_t tablet);
+  void push_counts(uint64_t* out);
+  PartStats stats(int32_t table);
+
+ private:
+  struct Tablet {
+    TabletLock lock;
+    uint32_t version = 1;
+    uint64_t push_count = 0;
+  };
+  struct Partition;
+  struct Scratch;
+  class Lookup;
+  class Push;
+  class LockedTablets;
+
+  static Scratch& scratch();
+  size_t tablet_of(uint64_t key) const { return static_cast<size_t>((key >> 1) >> (63 - tablet_bits_)); }
+  Table& table(int32_t id) const { return *tables_[static_cast<size_t>(id)]; }
+  void partition(const Request& request, Partition& partition) const;
+  void check_unique(const Request& request) const;
+
+  const int tablet_bits_;
+  const Kernels& kernels_;
+  std::unique_ptr<Tablet[]> tablets_;
+  std::vector<std::unique_ptr<Table>> tables_;
+  std::shared_mutex structure_;  // alone: add or drop tables; shared: every verb
+  ThreadPool pool_;
+};
+
+}  // namespace embershard
