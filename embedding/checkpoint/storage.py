@@ -125,6 +125,11 @@ class Directory:
         """Remove one file of it."""
         self.filesystem.delete_file(f"{self.path}/{name}")
 
+    def sync_names(self) -> None:
+        """Make the names in it durable."""
+        if self.is_local:
+            _sync_path(self.path)
+
     def sync(self) -> None:
         """Make the names in it, and in the directories below it, durable; object stores need no such thing."""
         if self.is_local:

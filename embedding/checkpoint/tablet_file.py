@@ -40,7 +40,12 @@ def file_name(kind: str, first_tablet: int, table_index: int | None = None, tabl
     """Relative path of a file; the table's number makes it unique, its name is there for the reader's eye only."""
     if table_index is None:
         return f"{kind}/{first_tablet:05d}.arrow"
-    return f"{kind}/{table_index:03d}-{re.sub(r'[^A-Za-z0-9_-]', '_', table)[:48]}.{first_tablet:05d}.arrow"
+    return f"{kind}/{table_index:03d}-{safe_name(table)}.{first_tablet:05d}.arrow"
+
+
+def safe_name(table: str) -> str:
+    """A table's name in letters that every filesystem takes; different tables may share it."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", table)[:48]
 
 
 def state_width(table: TableConfig) -> int:

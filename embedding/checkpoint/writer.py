@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,30 +15,13 @@ from safetensors.numpy import save as save_tensors
 
 from ..errors import CheckpointMismatchError, CheckpointWriteError
 from ..table_config import TableConfig
-from ..table_group import TabletSnapshot
 from .catalog import next_sequence, step_names
 from .manifest import MANIFEST_NAME, FileEntry, Manifest, encode_manifest, json_hash, package_version, require_json
 from .reader import Checkpoint, open_checkpoint
+from .snapshot_stream import SnapshotSource, StoreFailure, snapshots
 from .storage import BackgroundCloser, Directory, committed_directory
 from .tablet_file import APPLIED_SCHEMA, TABLETS_SCHEMA, Column, record_batch, sorted_memory
 from .tablet_file_writer import FileSeries, TableFiles
-
-
-class SnapshotSource(Protocol):
-    """What a checkpoint is made from: a store, or another checkpoint."""
-
-    @property
-    def tablet_bits(self) -> int:
-        """The key space is cut into 2^tablet_bits ranges."""
-
-    def tables(self) -> tuple[TableConfig, ...]:
-        """Configurations of the tables there are."""
-
-    def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
-        """Consistent copy of one tablet."""
-
-    def cut(self, tablet: int) -> int:
-        """Bump the tablet's version; changes from now on carry the one returned."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +41,6 @@ class TrainingState:
     scalars: Any = None
     dense: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     log_positions: Mapping[str, int] = field(default_factory=dict)
-
-
-class _StoreError(Exception):
-    """Carries an OSError of the store (a lost connection) past the handling of the disk's errors."""
-
-    def __init__(self, error: OSError) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 def write_checkpoint(
@@ -99,7 +73,7 @@ def write_checkpoint(
                 files.append(_write_dense(target, state.dense))
             manifest = _manifest(state, (store.tablet_bits, tables), files, next_sequence(directory), base_checkpoint)
             target.write(MANIFEST_NAME, encode_manifest(manifest)[0])
-    except _StoreError as failure:
+    except StoreFailure as failure:
         raise failure.error from None
     except OSError as error:
         raise CheckpointWriteError(
@@ -181,7 +155,9 @@ def _write_tablets(
         writers = [stack.enter_context(TableFiles(target, closer, index, table)) for index, table in enumerate(tables)]
         applied = stack.enter_context(FileSeries(target, closer, "applied", APPLIED_SCHEMA))
         lines: list[tuple[int, int, int, int]] = []
-        for snapshot, changes_since in _snapshots(store, base):
+        for snapshot, changes_since in snapshots(
+            store, None if base is None else base.changes_since, base.name if base is not None else ""
+        ):
             for writer in writers:
                 rows = snapshot.tables.get(writer.table.name)
                 if rows is not None:
@@ -201,36 +177,6 @@ def _write_tablets(
         entries = [entry for writer in writers for entry in writer.finish()] + applied.finish() + tablets.finish()
         closer.finish()
         return entries
-
-
-def _snapshots(store: SnapshotSource, base: Checkpoint | None) -> Iterator[tuple[TabletSnapshot, int]]:
-    """Snapshot of each tablet, and the version after which changes are missing from it."""
-
-    def take(tablet: int) -> tuple[TabletSnapshot, int]:
-        try:
-            return take_from_store(tablet)
-        except OSError as error:
-            raise _StoreError(error) from None
-
-    def take_from_store(tablet: int) -> tuple[TabletSnapshot, int]:
-        changes_since = store.cut(tablet) - 1
-        if base is None:
-            return store.snapshot(tablet), changes_since
-        since = base.changes_since(tablet)
-        if changes_since <= since:
-            raise CheckpointMismatchError(
-                f"expected tablet {tablet} to be past version {since} of base {base.name}, got {changes_since}:"
-                " the store does not go on from that checkpoint, a full one is needed"
-            )
-        return store.snapshot(tablet, since), changes_since
-
-    with ThreadPoolExecutor(1, "checkpoint-snapshot") as pool:
-        ahead = pool.submit(take, 0)
-        for tablet in range(1, (1 << store.tablet_bits) + 1):
-            current = ahead.result()
-            if tablet < 1 << store.tablet_bits:
-                ahead = pool.submit(take, tablet)
-            yield current
 
 
 def _write_dense(target: Directory, dense: Mapping[str, npt.NDArray[Any]]) -> FileEntry:

@@ -1,0 +1,115 @@
+"""Writes tables as Arrow files: `key, id, count, vector, scale`, and the erased keys in a file of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..checkpoint.storage import ChecksumFile, Directory
+from .manifest import ExportedFile
+from .vectors import VECTOR_DTYPES, ExportRows, TableExport
+
+BATCH_ROWS = 1 << 18
+"""Rows are gathered into record batches of at least this size, so that a reader has few to search."""
+
+
+def export_schema(table: TableExport) -> pa.Schema:
+    """Columns of an exported table: key, id (where ids are known), count, vector, scale (int8 only)."""
+    value = pa.from_numpy_dtype(VECTOR_DTYPES[table.options.vectors])
+    fields = [pa.field("key", pa.uint64(), nullable=False)]
+    if table.ids is not None:
+        fields.append(pa.field("id", table.ids.arrow_type))
+    fields.append(pa.field("count", pa.uint32(), nullable=False))
+    fields.append(pa.field("vector", pa.list_(pa.field("item", value, nullable=False), table.dim), nullable=False))
+    if table.options.vectors == "int8":
+        fields.append(pa.field("scale", pa.float32(), nullable=False))
+    return pa.schema(fields)
+
+
+def export_batch(schema: pa.Schema, rows: ExportRows) -> pa.RecordBatch:
+    """Exported rows as one record batch."""
+    vectors = np.ascontiguousarray(rows.vectors)
+    kind = schema.field("vector").type
+    flat = pa.Array.from_buffers(kind.value_type, vectors.size, [None, pa.py_buffer(vectors)])
+    columns = {
+        "key": pa.array(rows.keys),
+        "id": rows.ids,
+        "count": pa.array(rows.counts),
+        "vector": pa.Array.from_buffers(kind, len(vectors), [None], children=[flat]),
+        "scale": None if rows.scales is None else pa.array(rows.scales),
+    }
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def erased_schema(table: TableExport) -> pa.Schema:
+    """Columns of a delta's erased keys: key, id (where ids are known)."""
+    return pa.schema([field for field in export_schema(table) if field.name in ("key", "id")])
+
+
+def erased_table(table: TableExport, erased: npt.NDArray[np.uint64]) -> pa.Table:
+    """Erased keys with their ids."""
+    columns = [pa.array(erased)] + ([] if table.ids is None else [table.ids.of_keys(erased)])
+    return pa.Table.from_arrays(columns, schema=erased_schema(table))
+
+
+class RowGatherer:
+    """Gathers rows into record batches of at least BATCH_ROWS rows."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._waiting: list[pa.RecordBatch] = []
+        self._rows = 0
+
+    def add(self, rows: ExportRows) -> pa.Table | None:
+        """The rows gathered, once there are enough."""
+        if len(rows.keys):
+            self._waiting.append(export_batch(self._schema, rows))
+            self._rows += len(rows.keys)
+        return self.take() if self._rows >= BATCH_ROWS else None
+
+    def take(self) -> pa.Table | None:
+        """The rows gathered so far, as one chunk; None where there are none."""
+        if not self._waiting:
+            return None
+        table = pa.Table.from_batches(self._waiting, self._schema).combine_chunks()
+        self._waiting, self._rows = [], 0
+        return table
+
+
+class ArrowTableWriter:
+    """One table as an Arrow IPC file, uncompressed: readers map it."""
+
+    def __init__(self, directory: Directory, name: str, table: TableExport) -> None:
+        self._directory, self._name, self._table = directory, name, table
+        self._gatherer = RowGatherer(export_schema(table))
+        self._file = directory.create(f"{name}.arrow")
+        self._writer = pa.ipc.new_file(self._file, export_schema(table))
+
+    def add(self, rows: ExportRows) -> None:
+        """Write rows; keys ascend over all calls."""
+        if (gathered := self._gatherer.add(rows)) is not None:
+            self._writer.write_table(gathered)
+
+    def finish(self, erased: npt.NDArray[np.uint64]) -> list[ExportedFile]:
+        """Write the erased keys and end the files."""
+        if (gathered := self._gatherer.take()) is not None:
+            self._writer.write_table(gathered)
+        self._writer.close()
+        files = [end_file(self._file, f"{self._name}.arrow")]
+        if len(erased):
+            with self._directory.create(f"{self._name}.erased.arrow") as file:
+                with pa.ipc.new_file(file, erased_schema(self._table)) as writer:
+                    writer.write_table(erased_table(self._table, erased))
+                files.append(end_file(file, f"{self._name}.erased.arrow"))
+        return files
+
+    def abandon(self) -> None:
+        """Let go of the file; never raises."""
+        self._file.abandon()
+
+
+def end_file(file: ChecksumFile, path: str) -> ExportedFile:
+    """Close a file that is complete; its entry for the manifest."""
+    file.close()
+    return ExportedFile(path=path, bytes=file.tell(), sha256=file.sha256())
