@@ -138,8 +138,8 @@ class ClickLog:
         self._plan_lock = FreshLock()
         self._cut: tuple[PlannedUnit, ...] | None = None
 
-    def with_stages(self, *stages: RecordStage) -> ClickLog:
-        """The same click log whose records go through `stages` after its own; it has a run of its own."""
+    def with_stages(self, *stages: RecordStage, run: int | None = None) -> ClickLog:
+        """The same click log whose records go through `stages` after its own; `run` as for a new one."""
         records = self._records
         return self._over(
             dict(records.sources),
@@ -147,7 +147,7 @@ class ClickLog:
             time_column=self._time_column.name if self._time_column is not None else None,
             stages=(*records.stages, *stages),
             unit_rows=self._unit_rows,
-            run=None,
+            run=run,
         )
 
     @property
@@ -159,6 +159,15 @@ class ClickLog:
     def paths(self) -> tuple[str, ...]:
         """The files, in reading order."""
         return tuple(self._files)
+
+    def column_names(self) -> tuple[str, ...] | None:
+        """Columns of the first file with those that folders and stages add; None where each row names its own."""
+        source = self._records.sources[self._files[0]]
+        names = source.reader.column_names()
+        if names is None:
+            return None
+        added = [name for stage in self._records.stages for name in stage.outputs]
+        return tuple(dict.fromkeys([*names, *source.folders, *added]))
 
     def rows(self) -> int | None:
         """Rows of all files before the stages, or None where some file's are known only by reading it."""

@@ -10,8 +10,10 @@ class CsvOptions(BaseModel):
 
     delimiter:    one or more characters; None: a tab for names with `.tsv`, else a comma.
     quote:        character that encloses fields, doubled inside them; None: quotes are ordinary characters.
-    header:       whether the first line names the columns; None: it does where `column_names` are not given.
-    column_names: names of the columns in file order; beside a header they replace its names.
+    header:       whether the first line names the columns; None: it does where `column_names` are not given, and where
+                  it consists of just these names, in any order.
+    column_names: names of the columns in file order; with `header: true` they replace the header's.
+    comment:      lines before the data that begin with it are passed over.
     skip_lines:   lines before the header; skip_to: the header (or data) follows the first line equal to this one.
     null_values:  unquoted cells that are null. A quoted cell is never null in a text column, an empty one is in others.
     trim:         blanks around cells are no part of them.
@@ -26,6 +28,7 @@ class CsvOptions(BaseModel):
     column_names: tuple[str, ...] | None = Field(default=None, min_length=1)
     skip_lines: int = Field(default=0, ge=0)
     skip_to: str | None = None
+    comment: str | None = Field(default=None, min_length=1)
     null_values: tuple[str, ...] = ("",)
     encoding: str = "utf-8"
     trim: bool = False

@@ -6,6 +6,7 @@ import re
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
@@ -15,7 +16,7 @@ from .csv_options import CsvOptions
 from .errors import DataFileError, MissingColumnError
 from .file_paths import DataFile
 from .fresh_lock import FreshLock
-from .record_ends import Quoting
+from .record_ends import Quoting, record_ends, record_starts
 from .schema import ColumnSpec
 from .text_file import Block, TextFile
 from .text_source import TextSource
@@ -43,8 +44,8 @@ class CsvReader:
         delimiter = self._options.delimiter or ("\t" if ".tsv" in file.path.lower() else ",")
         self._delimiter = delimiter.encode()
         quote, escape = self._options.quote, self._options.escape
-        quoting = Quoting(self._delimiter, quote.encode(), escape.encode() if escape else None) if quote else None
-        self._text = TextFile(TextSource(file, self._options.encoding), quoting=quoting, piece_rows=piece_rows)
+        self._quoting = Quoting(self._delimiter, quote.encode(), escape.encode() if escape else None) if quote else None
+        self._text = TextFile(TextSource(file, self._options.encoding), quoting=self._quoting, piece_rows=piece_rows)
         self._names: tuple[str, ...] | None = None
         self._by_text: set[str] = set()
         self._lock = FreshLock()
@@ -88,36 +89,48 @@ class CsvReader:
             yield chunk.slice(first, last - first)
 
     def _read_names(self) -> tuple[str, ...]:
+        options, given = self._options, self._options.column_names
+        if options.header is False or (options.header is None and given is not None):
+            names = self._first_cells(self._begin(has_header=False))
+            if options.header is None and given is not None and sorted(names) == sorted(given):
+                self._begin(has_header=True)
+                return names
+            return given if given is not None else tuple(f"f{position}" for position in range(len(names)))
+        names = self._first_cells(self._begin(has_header=True))
+        return given if given is not None else names
+
+    def _begin(self, *, has_header: bool) -> bytes:
+        """The header's line, or without one the first block of data."""
         options = self._options
-        has_header = options.header if options.header is not None else options.column_names is None
-        header = self._text.begin(skip_lines=options.skip_lines, skip_to=options.skip_to, has_header=has_header)
-        if options.column_names is not None:
-            return options.column_names
-        first = header if has_header else next((block.text for block in self._text.blocks(0, 1)), b"")
-        if not first.strip():
-            raise DataFileError("expected at least one line, got an empty file", path=self.path)
+        header = self._text.begin(
+            skip_lines=options.skip_lines, skip_to=options.skip_to, comment=options.comment, has_header=has_header
+        )
+        return header if has_header else next((block.text for block in self._text.blocks(0, 1)), b"")
+
+    def _first_cells(self, text: bytes) -> tuple[str, ...]:
+        """The cells of the first record of `text`, as text."""
+        if not text.strip():
+            return ()
+        ends = record_ends(text, self._quoting, is_last=True)
+        first = text[: int(ends[np.searchsorted(ends, record_starts(text, ends)[0])]) + 1]
         try:
-            table = pa_csv.read_csv(
+            with pa_csv.open_csv(
                 pa.py_buffer(self._separated(first)),
                 pa_csv.ReadOptions(use_threads=False, autogenerate_column_names=True, block_size=len(first) + 1),
                 self._parse_options(),
-                pa_csv.ConvertOptions(strings_can_be_null=False),
+            ) as reader:
+                count = len(reader.schema)
+            names = [str(position) for position in range(count)]
+            table = pa_csv.read_csv(
+                pa.py_buffer(self._separated(first)),
+                pa_csv.ReadOptions(use_threads=False, column_names=names, block_size=len(first) + 1),
+                self._parse_options(),
+                pa_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
             )
         except pa.ArrowInvalid as error:
-            raise DataFileError(f"expected a header line, got: {error}", path=self.path) from error
-        if not has_header:
-            return tuple(table.column_names)
-        cells = [str(column[0].as_py()) for column in self._all_text(first, table.num_columns).columns]
-        return tuple(cell.strip() for cell in cells) if options.trim else tuple(cells)
-
-    def _all_text(self, text: bytes, count: int) -> pa.Table:
-        names = [str(position) for position in range(count)]
-        return pa_csv.read_csv(
-            pa.py_buffer(self._separated(text)),
-            pa_csv.ReadOptions(use_threads=False, column_names=names, block_size=len(text) + 1),
-            self._parse_options(),
-            pa_csv.ConvertOptions(column_types={name: pa.string() for name in names}, strings_can_be_null=False),
-        )
+            raise DataFileError(f"expected readable CSV, got: {error}", path=self.path) from error
+        cells = [str(column[0].as_py()) for column in table.columns]
+        return tuple(cell.strip() for cell in cells) if self._options.trim else tuple(cells)
 
     def _parse(self, block: Block, names: tuple[str, ...], specs: Sequence[ColumnSpec]) -> pa.RecordBatch:
         """The records of a block. A number column with quoted empty cells is parsed as text and cast, from then on."""

@@ -42,11 +42,19 @@ class TextFile:
         """Name of the file."""
         return self._source.path
 
-    def begin(self, *, skip_lines: int = 0, skip_to: str | None = None, has_header: bool = False) -> bytes:
-        """Fix where the data begins, once and before anything else; gives the header's text (empty without one).
+    def begin(
+        self,
+        *,
+        skip_lines: int = 0,
+        skip_to: str | None = None,
+        comment: str | None = None,
+        has_header: bool = False,
+    ) -> bytes:
+        """Fix where the data begins, before anything is read; gives the header's text (empty without one).
 
         skip_lines: lines before the header; skip_to: the header follows the first line that equals it, blanks and
-        case aside. Raises: DataFileError where the file has no such line."""
+        case aside; comment: lines there that begin with it are passed over.
+        Raises: DataFileError where the file has no such line."""
         with self._source.open() as read:
             text = _read_full(read)
         position = self._source.mark_bytes(text)
@@ -58,6 +66,8 @@ class TextFile:
             line = text[position : (position := _after_line(text, position))]
             if line.decode(errors="replace").strip().lower() == skip_to.strip().lower():
                 break
+        while comment is not None and text.startswith(comment.encode(), position):
+            position = _after_line(text, position)
         header = b""
         if has_header:
             ends = record_ends(text[position:], self._quoting, is_last=len(text) < BLOCK_BYTES)

@@ -39,11 +39,10 @@ class _Tokens:
 class LibsvmReader:
     """`FileReader` of one libsvm or libfm file.
 
-    Columns: `label` float64; `qid` int64 where lines have one; `indices` list<int64> and `values` list<float32>, and
-    `features`, both together as list<struct<index, value>>.
+    Columns: `label` float64; `qid` int64, null where a line has none; `indices` list<int64> and `values` list<float32>.
     """
 
-    _NAMES = ("label", "qid", "indices", "values", "features")
+    _NAMES = ("label", "qid", "indices", "values")
 
     def __init__(self, file: DataFile, *, piece_rows: int = 65_536) -> None:
         self._text = TextFile(TextSource(file), piece_rows=piece_rows)
@@ -88,14 +87,12 @@ class LibsvmReader:
         if has_qid:
             index, value, offsets, qid = _without_qid(tokens, self.path, block)
         lists = pa.array(offsets, pa.int32())
-        pairs = pa.StructArray.from_arrays([index, value], ["index", "value"])
         return pa.RecordBatch.from_arrays(
             [
                 pa.array(labels),
                 qid,
                 pa.ListArray.from_arrays(lists, index),
                 pa.ListArray.from_arrays(lists, value),
-                pa.ListArray.from_arrays(lists, pairs),
             ],
             names=list(self._NAMES),
         )

@@ -73,7 +73,8 @@ class UnitRecords:
         window = max(rows if rows is not None else self.window, 1)
         passed = skip // window if can_skip else 0
         if order.time_column is not None:
-            with_time = [*columns, *([order.time_column] if order.time_column not in columns else [])]
+            names = {spec.name for spec in columns}
+            with_time = [*columns, *([] if order.time_column.name in names else [order.time_column])]
             whole = windows(self._chunks(unit, with_time, passed * window), window)
             ordered = _by_time(whole, order.time_column.name, unit.slices[0].path, [spec.name for spec in columns])
         else:
