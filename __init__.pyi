@@ -36,5 +36,6 @@ from .feature_map import Sequence as Sequence
 from .feature_map import SoftBuckets as SoftBuckets
 from .feature_map import TimePart as TimePart
 from .ps_server import LocalStore as LocalStore
+from .ps_server import connect as connect
 
 __version__: str

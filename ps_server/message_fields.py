@@ -13,11 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
+from . import parameter_server_pb2 as pb
 from .errors import WireFormatError
 
 FIRST_ARRAY_FIELD = 16
 PADDING_FIELD = 15
 ALIGNMENT = 8
+_CHUNK_DATA = 3
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S", bound=np.generic)
@@ -45,7 +47,7 @@ def join_message(small: Message, arrays: Iterable[tuple[int, Packed]]) -> bytes:
     return b"".join(parts)
 
 
-def split_message(data: bytes, small: M) -> tuple[M, dict[int, memoryview]]:
+def split_message(data: bytes, small: M, first_array: int = FIRST_ARRAY_FIELD) -> tuple[M, dict[int, memoryview]]:
     """`small` filled from the library's fields, and views of the array fields by number.
 
     Raises: WireFormatError. Cost: no copy of the arrays."""
@@ -67,7 +69,7 @@ def split_message(data: bytes, small: M) -> tuple[M, dict[int, memoryview]]:
             size, position = _read_varint(view, position)
             content = position
             position += size
-            if number >= FIRST_ARRAY_FIELD and position <= end:
+            if number >= first_array and position <= end:
                 arrays[number] = view[content:position]
                 continue
         else:
@@ -85,6 +87,18 @@ def split_message(data: bytes, small: M) -> tuple[M, dict[int, memoryview]]:
     except DecodeError as error:
         raise WireFormatError(f"expected a {small.DESCRIPTOR.name}, got {end} bytes that are none: {error}") from None
     return small, arrays
+
+
+def write_chunk(chunk: pb.Chunk, data: memoryview) -> bytes:
+    """`chunk` with `data` as its content. Cost: one copy."""
+    head = _varint(_CHUNK_DATA << 3 | 2) + _varint(len(data))
+    return b"".join((chunk.SerializeToString(), head, data))
+
+
+def read_chunk(data: bytes) -> tuple[pb.Chunk, memoryview]:
+    """The chunk's small part and a view of its content. Raises: WireFormatError."""
+    chunk, arrays = split_message(data, pb.Chunk(), _CHUNK_DATA)
+    return chunk, arrays.get(_CHUNK_DATA, memoryview(b""))
 
 
 def read_array(arrays: Fields, number: int, dtype: np.dtype[S], what: str) -> npt.NDArray[S]:

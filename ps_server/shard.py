@@ -142,6 +142,17 @@ class Shard:
         """`S` of a table. Raises: UnknownTableError."""
         return self._tables.state_width(table)
 
+    def push_counts(self) -> npt.NDArray[np.uint64]:
+        """(2^t,) uint64 pushes applied to each tablet so far."""
+        return self._tables.push_counts()
+
+    def check_tablet(self, tablet: int) -> None:
+        """Raises: WrongShardError if the tablet is not owned, ValueError if there is no such tablet."""
+        if not 0 <= tablet < len(self._owned):
+            raise ValueError(f"expected a tablet from 0 to {len(self._owned) - 1}, got {tablet}")
+        if not self._owned[tablet]:
+            raise WrongShardError([tablet], self.epoch)
+
     def check_generation(self, generation: int) -> None:
         """Raises: GenerationError if the caller belongs to another generation."""
         if generation != self.generation:
@@ -249,7 +260,7 @@ class Shard:
 
     def decide_cut(self, token: PushToken, tablet: int) -> CutTablet | None:
         """The mutation that cuts the tablet, or None where it had the token already. Raises: WrongShardError."""
-        self._check_tablet(tablet)
+        self.check_tablet(tablet)
         return CutTablet(token, tablet) if self._memory.judge(token, self._only(tablet)).fresh.any() else None
 
     def apply(self, mutation: Mutation) -> UpdateReport | int | dict[str, int] | None:
@@ -297,7 +308,7 @@ class Shard:
 
     def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
         """Consistent copy of one tablet with its applied memory. Raises: WrongShardError."""
-        self._check_tablet(tablet)
+        self.check_tablet(tablet)
         return replace(self._tables.snapshot(tablet, since_version), applied=self._memory.export_tablet(tablet))
 
     def stats(self) -> dict[str, TableStats]:
@@ -365,12 +376,6 @@ class Shard:
         tablets = tablets_of(keys, self.tablet_bits)
         if not self._owned[tablets].all():
             raise WrongShardError(np.unique(tablets[~self._owned[tablets]]).tolist(), self.epoch)
-
-    def _check_tablet(self, tablet: int) -> None:
-        if not 0 <= tablet < len(self._owned):
-            raise ValueError(f"expected a tablet from 0 to {len(self._owned) - 1}, got {tablet}")
-        if not self._owned[tablet]:
-            raise WrongShardError([tablet], self.epoch)
 
     def _set_owned(self, owned: TabletMask) -> None:
         self._owned = owned.copy()

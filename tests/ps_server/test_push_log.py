@@ -253,7 +253,7 @@ def test_full_disk_at_a_new_segment_refuses_the_record_and_goes_on_when_there_is
     folder = MemoryFolder()
     log = open_log(folder, limits=LogLimits(segment_bytes=100))
     log.append(push(0))
-    for room in range(0, SEGMENT_HEADER_BYTES):
+    for room in range(SEGMENT_HEADER_BYTES):
         folder.room = room
         with pytest.raises(PushLogFullError):
             log.append(push(1))

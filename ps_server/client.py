@@ -1,0 +1,38 @@
+"""connect: a store over the shards of a running cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .cluster_links import ClusterLinks
+from .cluster_spec import check_address
+from .remote_store import RemoteStore
+from .security import ClientSecurity
+from .shard_link import Patience
+from .wire_values import WireFormat
+
+
+def connect(
+    addresses: str | Sequence[str],
+    *,
+    cluster: str = "",
+    security: ClientSecurity | None = None,
+    wire: WireFormat | None = None,
+    patience: Patience | None = None,
+    clock: Callable[[], int] = lambda: 0,
+) -> RemoteStore:
+    """The store of the cluster that answers at one of the addresses (`host:port` or `unix:/path`, or a list, or text
+    with commas); the other shards are found by its tablet map.
+
+    cluster: refuse any other cluster than this one.   clock: seconds, stored as `touched_at` by `assign`.
+    Raises: StoreUnavailableError if nobody answers in time; WrongPeerError if the wrong one does; AccessDeniedError."""
+    listed = addresses.split(",") if isinstance(addresses, str) else list(addresses)
+    checked = [check_address(address.strip()) for address in listed]
+    links = ClusterLinks(
+        checked, cluster=cluster, security=security or ClientSecurity(), patience=patience or Patience()
+    )
+    try:
+        return RemoteStore(links, wire=wire, clock=clock)
+    except BaseException:
+        links.close()
+        raise

@@ -1,0 +1,522 @@
+"""RemoteStore: the store protocol over the shards of a cluster."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import Message
+
+from ..embedding.errors import UnknownTableError
+from ..embedding.store import Exchange, Pull, Push, PushReport, Rows
+from ..embedding.table_config import TableConfig
+from ..embedding.table_group import TableKeys, TableStats, TabletSnapshot, UpdateReport
+from . import chunks
+from . import parameter_server_pb2 as pb
+from .allocator import keep_large_buffers
+from .client_tokens import ClientTokens
+from .cluster_links import ClusterLinks
+from .errors import RequestTooLargeError, SharedStoreNeededError, StoreClosedError, WrongShardError
+from .lane import Lane
+from .partition import RowLayout, split_keys
+from .shard import merge_updates
+from .shard_link import Attempt
+from .shard_status import ShardStatus, decode_status
+from .tablets import TabletMask
+from .wire import decode_exchange_reply, encode_exchange, encode_token
+from .wire_calls import (
+    decode_snapshot,
+    decode_stats,
+    decode_tables,
+    encode_assign,
+    encode_erase,
+    encode_snapshot,
+    encode_tables,
+    parse,
+)
+from .wire_values import WireFormat
+
+T = TypeVar("T")
+Positions = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one shard gets of an exchange; positions None: all keys of the request."""
+
+    shard: int
+    push: Push | None
+    tablets: TabletMask | None
+    push_positions: Positions | None
+    pull: Pull | None
+    pull_positions: Positions | None
+
+
+class RemoteStore:
+    """Rows of all tables on the shards of a cluster; see `EmbeddingStore`. Made by `connect`.
+
+    Calls go out under one token, in order, at most one at a time (the lane); within a call all shards work at once. A
+    shard that does not answer is asked again under the same token until `Patience` ends.
+    Thread safety: any verb from any thread. After a fork every verb raises SharedStoreNeededError in the child.
+    Raises: StoreUnavailableError naming shard, peer, tablets, epoch and elapsed time; the call may then be repeated.
+    A call that one shard refuses (a key twice, say) may have been carried out by the others.
+    """
+
+    def __init__(
+        self, links: ClusterLinks, *, wire: WireFormat | None = None, clock: Callable[[], int] = lambda: 0
+    ) -> None:
+        """wire: how rows and gradients travel.   clock: seconds, stored as `touched_at` by `assign`."""
+        keep_large_buffers()
+        self._process = os.getpid()
+        self._links = links
+        self._wire = wire or WireFormat()
+        self._clock = clock
+        self._tokens = ClientTokens()
+        self._lane = Lane()
+        self._widths: dict[str, int] = {}
+        self._state_widths: dict[str, int] = {}
+        self._closed = False
+
+    @property
+    def identity(self) -> str:
+        """Name that is unique to this store's rows."""
+        return self._links.identity
+
+    @property
+    def tablet_bits(self) -> int:
+        """The key space is cut into 2^tablet_bits ranges."""
+        return self._links.map.tablet_bits
+
+    # --- tables -------------------------------------------------------------------------------------------------------
+
+    def ensure_tables(self, tables: Sequence[TableConfig]) -> None:
+        """Make the tables exist on every shard; idempotent. Raises: TableConflictError naming the field."""
+        with self._turn():
+            for shard in range(self._links.map.shards):
+                self._read_tables(shard, tables)
+
+    def tables(self) -> tuple[TableConfig, ...]:
+        """Configurations of the tables there are."""
+        with self._turn():
+            return self._read_tables(0, ())
+
+    def drop_table(self, name: str) -> None:
+        """Remove a table with its rows. Raises: UnknownTableError."""
+        with self._turn():
+            token = self._tokens.next()
+            self._everywhere(
+                "DropTable", lambda header: pb.DropTableRequest(header=header, token=encode_token(token), table=name)
+            )
+            self._widths.pop(name, None)
+
+    # --- data ---------------------------------------------------------------------------------------------------------
+
+    def exchange(self, push: Push | None, pull: Pull | None) -> Exchange:
+        """Apply the push, then read the rows; one call a shard. Calls are carried out one at a time, in call order."""
+        with self._turn():
+            if push is not None and push.token is None:
+                push = replace(push, token=self._tokens.next())
+            return self._exchange(push, pull)
+
+    def assign(
+        self,
+        keys: TableKeys,
+        weights: npt.NDArray[np.float32],
+        state: npt.NDArray[np.float32] | None = None,
+        *,
+        if_absent: bool = False,
+    ) -> int:
+        """Rows set; see `TableGroup.assign`."""
+        with self._turn():
+            token, now = self._tokens.next(), self._clock()
+            layout = self._layout(keys)
+            _check_values(weights, layout.size, "weights")
+            states = None if state is None else RowLayout(keys, self._state_widths)
+            if states is not None and state is not None:
+                _check_values(state, states.size, "state values")
+
+            def encode(header: pb.CallHeader, part: TableKeys, at: Positions, tablets: TabletMask) -> bytes:
+                return encode_assign(
+                    header,
+                    token,
+                    part,
+                    layout.take(weights, at),
+                    None if states is None or state is None else states.take(state, at),
+                    if_absent=if_absent,
+                    now=now,
+                    tablets=tablets,
+                )
+
+            return self._by_owner("Assign", keys, encode)
+
+    def erase(self, keys: TableKeys) -> int:
+        """Rows removed."""
+        with self._turn():
+            token = self._tokens.next()
+            return self._by_owner(
+                "Erase", keys, lambda header, part, _, tablets: encode_erase(header, token, part, tablets)
+            )
+
+    def evict(self, now: int) -> dict[str, int]:
+        """Rows removed per table by the tables' eviction policies."""
+        with self._turn():
+            token = self._tokens.next()
+            replies = self._everywhere(
+                "Evict", lambda header: pb.EvictRequest(header=header, token=encode_token(token), now=now)
+            )
+            total: dict[str, int] = {}
+            for reply in replies:
+                for table, rows in parse(reply, pb.Counts()).counts.items():
+                    total[table] = total.get(table, 0) + rows
+            return total
+
+    def stats(self) -> dict[str, TableStats]:
+        """Rows and bytes per table, over all shards."""
+        with self._turn():
+            replies = self._everywhere("Stats", lambda header: pb.StatsRequest(header=header))
+            return _merge_stats([decode_stats(reply) for reply in replies])
+
+    def status(self) -> list[ShardStatus]:
+        """What each shard says of itself: load, memory, processor time, network; one entry a shard."""
+        with self._turn():
+            replies = self._everywhere("Status", lambda _: pb.StatusRequest())
+            return [
+                decode_status(reply, address) for reply, address in zip(replies, self._links.map.addresses, strict=True)
+            ]
+
+    # --- tablets ------------------------------------------------------------------------------------------------------
+
+    def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
+        """Consistent copy of one tablet with its applied memory."""
+        with self._turn():
+            reply = self._at_tablet(
+                tablet,
+                "Snapshot",
+                lambda header: pb.SnapshotRequest(header=header, tablet=tablet, since_version=since_version),
+                large_reply=True,
+            )
+            return decode_snapshot(parse(reply, pb.TabletSnapshot()))
+
+    def restore(self, snapshot: TabletSnapshot) -> None:
+        """Replace (or merge a delta into) one tablet."""
+        with self._turn():
+            message = encode_snapshot(snapshot)
+            self._at_tablet(
+                snapshot.tablet, "Restore", lambda header: pb.RestoreRequest(header=header, snapshot=message)
+            )
+
+    def cut(self, tablet: int) -> int:
+        """Bump the tablet's version; changes from now on carry the new one, which is returned."""
+        with self._turn():
+            token = encode_token(self._tokens.next())
+            reply = self._at_tablet(
+                tablet, "Cut", lambda header: pb.CutRequest(header=header, token=token, tablet=tablet)
+            )
+            return int(parse(reply, pb.Count()).count)
+
+    def complete_unit(self, unit: int) -> None:
+        """Let the tablets drop their applied memory of a finished work unit; late pushes of it are fenced."""
+        with self._turn():
+            self._everywhere("CompleteUnit", lambda header: pb.CompleteUnitRequest(header=header, unit=unit))
+
+    def close(self) -> None:
+        """Close the channels; idempotent."""
+        if self._process == os.getpid():
+            with self._lane:
+                self._closed = True
+                self._links.close()
+
+    def __enter__(self) -> RemoteStore:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> RemoteStore:
+        raise TypeError(
+            "expected one store to one connection, got deepcopy of a RemoteStore; share it, or connect again"
+        )
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "expected a store to stay in its process, got pickle of a RemoteStore; connect in the other one"
+        )
+
+    # --- exchange -----------------------------------------------------------------------------------------------------
+
+    def _exchange(self, push: Push | None, pull: Pull | None) -> Exchange:
+        push_layout = None if push is None else self._layout(push.keys)
+        if push is not None and push_layout is not None:
+            _check_values(push.gradients, push_layout.size, "gradient values")
+            self._check_push_size(push)
+        pull_layout = None if pull is None else self._layout(pull.keys)
+        slices: list[Positions | None] = [None]
+        if pull is not None and pull_layout is not None:
+            slices = self._pull_slices(pull, pull_layout)
+        gathered = _Gathered(push, pull, pull_layout, self._links.map.tablet_bits, whole=slices == [None])
+        for number, positions in enumerate(slices):
+            parts = self._plan(push if number == 0 else None, push_layout, None, None, pull, positions)
+            self._run(parts, push, push_layout, pull, gathered)
+        return gathered.exchange()
+
+    def _run(
+        self,
+        parts: list[_Part],
+        push: Push | None,
+        push_layout: RowLayout | None,
+        pull: Pull | None,
+        gathered: _Gathered,
+    ) -> None:
+        until = time.monotonic() + self._links.patience.call_seconds
+        while parts:
+            map_before = self._links.map
+            attempts = [(part, self._begin(part)) for part in parts]
+            strays: list[tuple[_Part, WrongShardError]] = []
+            failure: Exception | None = None
+            # Every call is resolved before an error is raised or a newer map adopted: no call of an older step is left.
+            for part, attempt in attempts:
+                try:
+                    gathered.add(part, attempt.wait(), map_before.tablets_of(part.shard))
+                except WrongShardError as error:
+                    strays.append((part, error))
+                except Exception as error:
+                    failure = failure or error
+            if failure is not None:
+                raise failure
+            parts = []
+            if strays:
+                self._links.adopt_newer_map(strays[0][1], until)
+            for part, _ in strays:
+                parts += self._plan(
+                    push if part.push is not None else None,
+                    push_layout,
+                    part.push_positions,
+                    part.tablets,
+                    pull if part.pull is not None else None,
+                    part.pull_positions,
+                )
+
+    def _plan(
+        self,
+        push: Push | None,
+        layout: RowLayout | None,
+        push_positions: Positions | None,
+        covered: TabletMask | None,
+        pull: Pull | None,
+        pull_positions: Positions | None,
+    ) -> list[_Part]:
+        """One part for each shard that has keys of the (rest of the) request under the current map."""
+        tablet_map = self._links.map
+        if tablet_map.shards == 1 and push_positions is None and pull_positions is None:
+            return [_Part(0, push, covered, None, pull, None)]
+        pushes = (
+            {} if push is None else {part.shard: part for part in split_keys(push.keys, tablet_map, push_positions)}
+        )
+        pulls = {} if pull is None else {part.shard: part for part in split_keys(pull.keys, tablet_map, pull_positions)}
+        parts = []
+        for shard in sorted(pushes.keys() | pulls.keys()):
+            own_push = own_pull = tablets = push_at = pull_at = None
+            if push is not None and layout is not None and shard in pushes:
+                push_at = pushes[shard].positions
+                own_push = replace(
+                    push,
+                    keys=pushes[shard].keys,
+                    gradients=layout.take(push.gradients, push_at),
+                    occurrences=push.occurrences[push_at],
+                )
+                tablets = tablet_map.tablets_of(shard)
+                tablets = tablets if covered is None else tablets & covered
+            if pull is not None and shard in pulls:
+                pull_at = pulls[shard].positions
+                own_pull = Pull(pulls[shard].keys, pull.absent)
+            parts.append(_Part(shard, own_push, tablets, push_at, own_pull, pull_at))
+        return parts
+
+    def _begin(self, part: _Part) -> Attempt:
+        link = self._links.link(part.shard)
+        data = encode_exchange(link.header, part.push, part.pull, self._wire, tablets=part.tablets)
+        reply = 0
+        if part.pull is not None:
+            counts = np.diff(part.pull.keys.splits).tolist()
+            reply = 4 * sum(n * self._widths[table] for n, table in zip(counts, part.pull.keys.tables, strict=True))
+        return link.begin("Exchange", data, large_reply=reply > chunks.LARGE_BYTES - chunks.CHUNK_BYTES)
+
+    def _pull_slices(self, pull: Pull, layout: RowLayout) -> list[Positions | None]:
+        """One slice, or as many as keep each reply below half of what a call may carry."""
+        most = self._links.max_request_bytes // 2
+        pieces = -(-(layout.size * 4 + pull.keys.keys.nbytes) // most)
+        if pieces <= 1:
+            return [None]
+        return list(np.array_split(np.arange(len(pull.keys.keys), dtype=np.intp), pieces))
+
+    def _check_push_size(self, push: Push) -> None:
+        size = push.gradients.nbytes + push.keys.keys.nbytes + push.occurrences.nbytes
+        if size > self._links.max_request_bytes * self._links.map.shards:
+            raise RequestTooLargeError(
+                f"expected a push of at most {self._links.max_request_bytes} bytes a shard, got {size} bytes for "
+                f"{self._links.map.shards} shards; use a smaller batch"
+            )
+
+    # --- other calls --------------------------------------------------------------------------------------------------
+
+    def _read_tables(self, shard: int, tables: Sequence[TableConfig]) -> tuple[TableConfig, ...]:
+        link = self._links.link(shard)
+        request = pb.EnsureTablesRequest(header=link.header, tables=encode_tables(tables))
+        reply = parse(link.call("EnsureTables", request.SerializeToString()), pb.TablesReply())
+        known = decode_tables(reply.tables)
+        self._widths = {table.name: table.dim for table in known}
+        self._state_widths = {table.name: width for table, width in zip(known, reply.state_widths, strict=True)}
+        return known
+
+    def _layout(self, keys: TableKeys) -> RowLayout:
+        try:
+            return RowLayout(keys, self._widths)
+        except KeyError:
+            self._read_tables(0, ())
+        unknown = [table for table in keys.tables if table not in self._widths]
+        if unknown:
+            raise UnknownTableError(f"expected one of tables {sorted(self._widths)}, got {unknown[0]!r}")
+        return RowLayout(keys, self._widths)
+
+    def _everywhere(self, method: str, request: Callable[[pb.CallHeader], Message]) -> list[bytes]:
+        """Replies of all shards to the same request, in shard order."""
+        links = [self._links.link(shard) for shard in range(self._links.map.shards)]
+        attempts = [link.begin(method, request(link.header).SerializeToString()) for link in links]
+        return [attempt.wait() for attempt in attempts]
+
+    def _by_owner(
+        self, method: str, keys: TableKeys, encode: Callable[[pb.CallHeader, TableKeys, Positions, TabletMask], bytes]
+    ) -> int:
+        """Sum of the counts with which the owners of the keys answer."""
+        until = time.monotonic() + self._links.patience.call_seconds
+        rest: list[tuple[Positions, TabletMask | None]] = [(np.arange(len(keys.keys), dtype=np.intp), None)]
+        total = 0
+        while rest:
+            attempts = []
+            for positions, covered in rest:
+                for part in split_keys(keys, self._links.map, positions):
+                    link = self._links.link(part.shard)
+                    tablets = self._links.map.tablets_of(part.shard)
+                    tablets = tablets if covered is None else tablets & covered
+                    data = encode(link.header, part.keys, part.positions, tablets)
+                    attempts.append((part.positions, tablets, link.begin(method, data)))
+            rest = []
+            stray: WrongShardError | None = None
+            for positions, tablets, attempt in attempts:
+                try:
+                    total += int(parse(attempt.wait(), pb.Count()).count)
+                except WrongShardError as error:
+                    stray = error
+                    rest.append((positions, tablets))
+            if stray is not None:
+                self._links.adopt_newer_map(stray, until)
+        return total
+
+    def _at_tablet(
+        self,
+        tablet: int,
+        method: str,
+        request: Callable[[pb.CallHeader], Message],
+        *,
+        large_reply: bool = False,
+    ) -> bytes:
+        """The reply of the shard that owns the tablet."""
+        count = 1 << self._links.map.tablet_bits
+        if not 0 <= tablet < count:
+            raise ValueError(f"expected a tablet from 0 to {count - 1}, got {tablet}")
+        until = time.monotonic() + self._links.patience.call_seconds
+        while True:
+            link = self._links.link(int(self._links.map.owners[tablet]))
+            try:
+                return link.call(method, request(link.header).SerializeToString(), large_reply=large_reply)
+            except WrongShardError as error:
+                self._links.adopt_newer_map(error, until)
+
+    def _turn(self) -> Lane:
+        if self._process != os.getpid():
+            raise SharedStoreNeededError(
+                f"expected process {self._process}, which made this connection, got its fork {os.getpid()}: sockets "
+                "and threads do not survive a fork; use es.connect in the child, or start workers with spawn"
+            )
+        if self._closed:
+            raise StoreClosedError("expected an open RemoteStore, got one that was closed")
+        return self._lane
+
+
+class _Gathered:
+    """The answers of the shards, put together."""
+
+    def __init__(
+        self, push: Push | None, pull: Pull | None, layout: RowLayout | None, tablet_bits: int, *, whole: bool
+    ) -> None:
+        self._pull, self._layout, self._bits = pull, layout, tablet_bits
+        self._has_push = push is not None
+        self._reports: list[PushReport] = []
+        self._values: npt.NDArray[np.float32] | None = None
+        self._pushes = np.zeros(1 << tablet_bits, np.uint64)
+
+    def add(self, part: _Part, reply: bytes, tablets: TabletMask) -> None:
+        """Take one shard's reply in. tablets: those it owned when it was asked."""
+        answer = decode_exchange_reply(reply, part.pull, self._bits)
+        if answer.exchange.report is not None:
+            self._reports.append(answer.exchange.report)
+        rows = answer.exchange.rows
+        if rows is None or self._layout is None:
+            return
+        self._pushes[tablets] = rows.pushes[tablets]
+        if part.pull_positions is None:
+            _check_values(rows.values, self._layout.size, "row values")
+            self._values = rows.values
+            return
+        _check_values(rows.values, self._layout.count(part.pull_positions), "row values")
+        if self._values is None:
+            self._values = np.empty(self._layout.size, np.float32)
+        self._layout.put(self._values, part.pull_positions, rows.values)
+
+    def exchange(self) -> Exchange:
+        """The whole answer."""
+        rows = None
+        if self._pull is not None:
+            values = np.empty(0, np.float32) if self._values is None else self._values
+            rows = Rows(self._pull.keys, values, self._pushes)
+        return Exchange(_merge_reports(self._reports) if self._has_push else None, rows)
+
+
+def _merge_reports(reports: list[PushReport]) -> PushReport:
+    update = merge_updates([UpdateReport(report.tables, report.non_finite_keys) for report in reports])
+    return PushReport(
+        sum(report.applied for report in reports),
+        sum(report.duplicate for report in reports),
+        sum(report.fenced for report in reports),
+        sum(report.stale for report in reports),
+        update.tables,
+        update.non_finite_keys,
+    )
+
+
+def _merge_stats(shards: list[dict[str, TableStats]]) -> dict[str, TableStats]:
+    merged: dict[str, TableStats] = {}
+    for stats in shards:
+        for name, table in stats.items():
+            known = merged.get(name)
+            if known is None:
+                merged[name] = table
+                continue
+            rows = known.rows + table.rows
+            parts = {
+                part: known.bytes_by_part.get(part, 0) + table.bytes_by_part.get(part, 0)
+                for part in known.bytes_by_part | table.bytes_by_part
+            }
+            load = (known.load_factor * known.rows + table.load_factor * table.rows) / max(rows, 1)
+            merged[name] = TableStats(rows, parts, load, known.rows_by_tablet + table.rows_by_tablet)
+    return merged
+
+
+def _check_values(values: npt.NDArray[np.float32], expected: int, what: str) -> None:
+    if len(values) != expected:
+        raise ValueError(f"expected {expected} {what} for the keys, got {len(values)}")

@@ -1,0 +1,320 @@
+"""The gRPC methods of a shard: bytes in, the shard's answer out. What can be decided without I/O is in `Shard`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from ..embedding.store import Exchange, Push
+from ..embedding.table_group import TableKeys
+from . import chunks
+from . import parameter_server_pb2 as pb
+from .durable_shard import DurableShard
+from .errors import LostRowsError, RequestTooLargeError, WireFormatError, WrongPeerError
+from .gradient_norms import GradientNorms
+from .mutation import AdoptMap, CompleteUnit, DropTable, EnsureTables, ImportTablet
+from .refusal import REFUSAL_KEY, refusal_of
+from .service_name import SERVICE
+from .shard_metrics import ShardMetrics
+from .tablet_map import TabletMap
+from .wire import PROTOCOL, cluster_hash, decode_exchange, decode_token, encode_exchange_reply
+from .wire_calls import (
+    decode_assign,
+    decode_erase,
+    decode_snapshot,
+    decode_tables,
+    encode_snapshot,
+    encode_stats,
+    encode_tables,
+    parse,
+)
+
+_log = logging.getLogger(__name__)
+Method = Callable[[bytes], bytes]
+_NO_CHANGES = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIdentity:
+    """Who this shard is. incarnation: 64 bits that stand for its rows; new whenever they start empty."""
+
+    cluster: str
+    index: int
+    incarnation: int
+    durability: str
+    version: str
+
+
+class ParameterServerService:
+    """Methods of one shard.
+
+    Thread safety: any number of calls at once; reads run beside each other and beside the one mutation that runs.
+    """
+
+    def __init__(
+        self,
+        shard: DurableShard,
+        identity: ShardIdentity,
+        tablet_map: TabletMap,
+        metrics: ShardMetrics,
+        max_request_bytes: int,
+    ) -> None:
+        self._durable = shard
+        self._shard = shard.shard
+        self._identity = identity
+        self._cluster = cluster_hash(identity.cluster)
+        self.tablet_map = tablet_map
+        self._metrics = metrics
+        self._max_bytes = max_request_bytes
+        self._norms = GradientNorms()
+        self._widths: dict[str, int] = {}
+        self._scratch = threading.local()
+        self._methods: dict[str, Method] = {
+            "Hello": self._hello,
+            "EnsureTables": self._ensure_tables,
+            "DropTable": self._drop_table,
+            "Exchange": self._exchange,
+            "Assign": self._assign,
+            "Erase": self._erase,
+            "Evict": self._evict,
+            "Stats": self._stats,
+            "Snapshot": self._snapshot,
+            "Restore": self._restore,
+            "Cut": self._cut,
+            "CompleteUnit": self._complete_unit,
+            "Status": self._status,
+        }
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """All methods, over raw bytes: the messages are taken apart without copying their arrays."""
+        handlers: dict[str, Any] = {
+            name: grpc.unary_unary_rpc_method_handler(self._unary(name, method))
+            for name, method in self._methods.items()
+        }
+        handlers["Chunked"] = grpc.stream_stream_rpc_method_handler(self._chunked)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    def adopt(self, tablet_map: TabletMap, generation: int) -> None:
+        """Own what the map says this shard owns, in this generation; tablets that come were imported before."""
+        self._durable.apply(AdoptMap(tablet_map.tablets_of(self._identity.index), tablet_map.epoch, generation))
+        self.tablet_map = tablet_map
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def _hello(self, data: bytes) -> bytes:
+        request = parse(data, pb.HelloRequest())
+        if request.protocol != PROTOCOL:
+            older = "client" if request.protocol < PROTOCOL else "server"
+            raise WrongPeerError(
+                f"expected protocol {PROTOCOL} (Embershard {self._identity.version}), got {request.protocol} "
+                f"(Embershard {request.client_version or 'unknown'}): upgrade the {older}"
+            )
+        if request.cluster and request.cluster != self._identity.cluster:
+            raise WrongPeerError(f"expected cluster {request.cluster!r}, got cluster {self._identity.cluster!r}")
+        return pb.HelloReply(
+            protocol=PROTOCOL,
+            cluster=self._identity.cluster,
+            shard=self._identity.index,
+            generation=self._shard.generation,
+            incarnation=self._identity.incarnation,
+            server_version=self._identity.version,
+            map=self.tablet_map.to_message(),
+            max_message_bytes=chunks.LARGE_BYTES,
+            max_request_bytes=self._max_bytes,
+            durability=self._identity.durability,
+        ).SerializeToString()
+
+    def _exchange(self, data: bytes) -> bytes:
+        call = decode_exchange(data, self._shard.tablet_bits, self._max_bytes)
+        self._check(call.header)
+        report = None
+        if call.push is not None:
+            self._check_sizes(call.push)
+            report = self._durable.push(call.push, call.tablets)
+            if report.applied:
+                self._norms.add(call.norms)
+            self._metrics.count_push(report, call.push)
+        rows = None
+        if call.pull is not None:
+            rows = self._shard.read(call.pull, self._row_buffer(call.pull.keys))
+            self._metrics.count_pull(len(call.pull.keys.keys))
+        return encode_exchange_reply(Exchange(report, rows), call.rows_format, self._norms.summaries(call.norms))
+
+    def _ensure_tables(self, data: bytes) -> bytes:
+        request = parse(data, pb.EnsureTablesRequest())
+        self._check(request.header)
+        tables = decode_tables(request.tables)
+        if tables:
+            self._durable.apply(EnsureTables(tables))
+        known = self._shard.tables()
+        self._widths = {table.name: table.dim for table in known}
+        widths = [self._shard.state_width(table.name) for table in known]
+        return pb.TablesReply(tables=encode_tables(known), state_widths=widths).SerializeToString()
+
+    def _drop_table(self, data: bytes) -> bytes:
+        request = parse(data, pb.DropTableRequest())
+        self._check(request.header)
+        self._durable.apply(DropTable(request.table))
+        return _count(1)
+
+    def _assign(self, data: bytes) -> bytes:
+        call = decode_assign(data, self._shard.tablet_bits)
+        self._check(call.header)
+        return _count(
+            self._durable.assign(
+                call.token,
+                call.keys,
+                call.weights,
+                call.state,
+                if_absent=call.if_absent,
+                now=call.now,
+                tablets=call.tablets,
+            )
+        )
+
+    def _erase(self, data: bytes) -> bytes:
+        header, token, keys, tablets = decode_erase(data, self._shard.tablet_bits)
+        self._check(header)
+        return _count(self._durable.erase(token, keys, tablets))
+
+    def _evict(self, data: bytes) -> bytes:
+        request = parse(data, pb.EvictRequest())
+        self._check(request.header)
+        return pb.Counts(counts=self._durable.evict(decode_token(request.token), request.now)).SerializeToString()
+
+    def _stats(self, data: bytes) -> bytes:
+        self._check(parse(data, pb.StatsRequest()).header)
+        return encode_stats(self._shard.stats())
+
+    def _snapshot(self, data: bytes) -> bytes:
+        request = parse(data, pb.SnapshotRequest())
+        self._check(request.header)
+        since = request.since_version if request.HasField("since_version") else None
+        return encode_snapshot(self._durable.snapshot(request.tablet, since)).SerializeToString()
+
+    def _restore(self, data: bytes) -> bytes:
+        request = parse(data, pb.RestoreRequest())
+        self._check(request.header)
+        snapshot = decode_snapshot(request.snapshot)
+        self._shard.check_tablet(snapshot.tablet)
+        self._durable.apply(ImportTablet(snapshot))
+        return _count(1)
+
+    def _cut(self, data: bytes) -> bytes:
+        request = parse(data, pb.CutRequest())
+        self._check(request.header)
+        version = self._durable.cut(decode_token(request.token), request.tablet)
+        if version is None:  # a repeated call: the version it got the first time is still the tablet's
+            version = self._durable.snapshot(request.tablet, since_version=_NO_CHANGES).version
+        return _count(version)
+
+    def _complete_unit(self, data: bytes) -> bytes:
+        request = parse(data, pb.CompleteUnitRequest())
+        self._check(request.header)
+        self._durable.apply(CompleteUnit(request.unit))
+        return _count(1)
+
+    def _status(self, data: bytes) -> bytes:
+        parse(data, pb.StatusRequest())
+        reply = self._metrics.status()
+        reply.cluster, reply.shard = self._identity.cluster, self._identity.index
+        reply.generation, reply.epoch = self._shard.generation, self._shard.epoch
+        reply.durability = self._identity.durability
+        for table, norm in self._norms.all().items():
+            reply.norms.add(table=table, mean=norm.mean, deviation=norm.deviation, pushes=norm.pushes)
+        return reply.SerializeToString()
+
+    # --- checks -------------------------------------------------------------------------------------------------------
+
+    def _check(self, header: pb.CallHeader) -> None:
+        """Raises what makes the caller's view of this shard another one than its own."""
+        if header.cluster != self._cluster or header.shard != self._identity.index:
+            raise WrongPeerError(
+                f"expected a call to shard {self._identity.index} of cluster {self._identity.cluster!r}, "
+                f"got one to shard {header.shard} of {'this' if header.cluster == self._cluster else 'another'} cluster"
+            )
+        if header.incarnation and header.incarnation != self._identity.incarnation:
+            raise LostRowsError(
+                f"expected the rows {header.incarnation:016x}, got {self._identity.incarnation:016x}: shard "
+                f"{self._identity.index} was restarted without its rows (durability {self._identity.durability}); "
+                "restore a checkpoint into the cluster and connect again"
+            )
+        self._shard.check_generation(header.generation)
+
+    def _check_sizes(self, push: Push) -> None:
+        expected = self._value_count(push.keys)
+        if len(push.gradients) != expected:
+            raise WireFormatError(f"expected {expected} gradient values for the push's keys, got {len(push.gradients)}")
+
+    def _value_count(self, keys: TableKeys) -> int:
+        counts = np.diff(keys.splits).tolist()
+        try:
+            return sum(count * self._widths[table] for count, table in zip(counts, keys.tables, strict=True))
+        except KeyError:
+            self._widths = {table.name: table.dim for table in self._shard.tables()}
+        # A table that is still unknown counts as empty here; the tables refuse it by name.
+        return sum(count * self._widths.get(table, 0) for count, table in zip(counts, keys.tables, strict=True))
+
+    def _row_buffer(self, keys: TableKeys) -> npt.NDArray[np.float32]:
+        size = self._value_count(keys)
+        if size * 4 > self._max_bytes:
+            raise RequestTooLargeError(
+                f"expected rows of at most {self._max_bytes} bytes, got {size * 4}; pull fewer keys"
+            )
+        buffer: npt.NDArray[np.float32] | None = getattr(self._scratch, "rows", None)
+        if buffer is None or len(buffer) < size:
+            buffer = self._scratch.rows = np.empty(size, np.float32)
+        return buffer[:size]
+
+    # --- gRPC ---------------------------------------------------------------------------------------------------------
+
+    def _unary(self, name: str, method: Method) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+        def call(data: bytes, context: grpc.ServicerContext) -> bytes:
+            try:
+                reply = method(data)
+                if len(reply) > chunks.LARGE_BYTES:
+                    raise RequestTooLargeError(
+                        f"expected a reply of {name} up to {chunks.LARGE_BYTES} bytes, got {len(reply)}: call Chunked"
+                    )
+            except Exception as error:
+                self._refuse(name, error, context)
+            self._metrics.count_bytes(len(data), len(reply))
+            return reply
+
+        return call
+
+    def _chunked(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        name = "Chunked"
+        try:
+            name, data = chunks.collect(stream, self._max_bytes)
+            method = self._methods.get(name)
+            if method is None:
+                raise WireFormatError(f"expected a method of {SERVICE}, got {name[:64]!r}")
+            reply = method(data)
+        except Exception as error:
+            self._refuse(name, error, context)
+        self._metrics.count_bytes(len(data), len(reply))
+        yield from chunks.cut(reply)
+
+    def _refuse(self, name: str, error: Exception, context: grpc.ServicerContext) -> NoReturn:
+        refused = refusal_of(error)
+        if refused is None:
+            _log.error("shard %d: %s failed", self._identity.index, name, exc_info=error)
+            code, text = grpc.StatusCode.INTERNAL, f"{name} failed on the shard: {type(error).__name__}: {error}"
+        else:
+            code, refusal = refused
+            text = refusal.message
+            self._metrics.count_refusal(refusal.kind)
+            context.set_trailing_metadata(((REFUSAL_KEY, refusal.SerializeToString()),))
+        context.abort(code, text[:1000])
+
+
+def _count(count: int) -> bytes:
+    return pb.Count(count=count).SerializeToString()

@@ -1,0 +1,3 @@
+"""Name of the gRPC service."""
+
+SERVICE = "embershard.ps_server.ParameterServer"

@@ -1,0 +1,362 @@
+"""What every store does, in one process or over shards; the same bits from all of them."""
+
+import concurrent.futures
+import contextlib
+import copy
+import os
+import pickle
+import tempfile
+import threading
+
+import numpy as np
+import pytest
+from dictionary_tables import same_snapshot
+from running_shards import remote_store
+
+from embershard.embedding.errors import DuplicateKeyError, TableConflictError, UnknownTableError
+from embershard.embedding.native_table_group import NativeTableGroup
+from embershard.embedding.reference import ReferenceTableGroup
+from embershard.embedding.store import Pull, Push, PushToken
+from embershard.embedding.table_config import Adagrad, ColumnBlock, Sgd, TableConfig, Uniform, Zeros
+from embershard.embedding.table_group import TableKeys
+from embershard.ps_server.errors import SharedStoreNeededError, StoreClosedError
+from embershard.ps_server.local_store import LocalStore
+
+TABLET_BITS = 4
+USER = TableConfig(name="user", blocks=(ColumnBlock(dim=3, initializer=Uniform(), optimizer=Adagrad()),))
+ITEM = TableConfig(
+    name="item",
+    blocks=(
+        ColumnBlock(name="linear", dim=1, initializer=Zeros(), optimizer=Sgd(lr=1.0)),
+        ColumnBlock(name="factors", dim=4, initializer=Uniform(), optimizer=Adagrad()),
+    ),
+)
+COUNTER = TableConfig(name="counter", blocks=(ColumnBlock(dim=1, initializer=Zeros(), optimizer=Sgd(lr=1.0)),))
+
+
+@contextlib.contextmanager
+def local(folder):
+    with LocalStore(tables=ReferenceTableGroup(TABLET_BITS)) as store:
+        yield store
+
+
+@contextlib.contextmanager
+def local_native(folder):
+    with LocalStore(TABLET_BITS, 2) as store:
+        yield store
+
+
+STORES = {
+    "local": local,
+    "local-native": local_native,
+    "one-shard": lambda folder: remote_store(folder, 1, TABLET_BITS),
+    "three-shards": lambda folder: remote_store(folder, 3, TABLET_BITS),
+    "three-native-shards": lambda folder: remote_store(folder, 3, TABLET_BITS, NativeTableGroup),
+}
+
+
+@pytest.fixture(params=STORES)
+def store(request):
+    # Not tmp_path: a Unix socket's path has to be short.
+    with tempfile.TemporaryDirectory() as folder, STORES[request.param](folder) as store:
+        store.ensure_tables([USER, ITEM, COUNTER])
+        yield store
+
+
+def keys_of(*numbers):
+    """Keys spread over the tablets, the same for the same numbers."""
+    return np.array(numbers, np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+
+
+def make_push(keys, gradients, token=None, **options):
+    gradients = np.ascontiguousarray(gradients, np.float32)
+    return Push(token, keys, gradients, np.ones(len(keys.keys), np.uint32), 1, 1, 0, **options)
+
+
+def count_push(numbers, token=None, gradient=1.0):
+    keys = TableKeys.of("counter", keys_of(*numbers))
+    return make_push(keys, np.full(len(numbers), gradient), token)
+
+
+def read(store, table, numbers, absent="initial"):
+    return store.exchange(None, Pull(TableKeys.of(table, keys_of(*numbers)), absent)).rows.values
+
+
+def snapshots(store):
+    return [store.snapshot(tablet) for tablet in range(1 << TABLET_BITS)]
+
+
+def test_tables_are_ensured_again_without_harm_and_listed(store):
+    store.ensure_tables([USER])
+    assert store.tables() == (USER, ITEM, COUNTER)
+
+
+def test_conflicting_table_is_refused_by_field_and_changes_nothing(store):
+    other = USER.model_copy(update={"seed": 7})
+    with pytest.raises(TableConflictError, match="seed"):
+        store.ensure_tables([TableConfig(name="new", blocks=(ColumnBlock(dim=1),)), other])
+    assert store.tables() == (USER, ITEM, COUNTER)
+
+
+def test_pull_inserts_nothing(store):
+    first = read(store, "user", range(100))
+    assert np.array_equal(first, read(store, "user", range(100)))
+    assert np.abs(first).max() > 0
+    assert not read(store, "user", range(100), absent="zeros").any()
+    assert all(table.rows == 0 for table in store.stats().values())
+
+
+def test_exchange_reads_what_it_pushed(store):
+    push = count_push(range(50))
+    answer = store.exchange(push, Pull(push.keys))
+    assert answer.rows.values.tolist() == [-1.0] * 50
+    assert answer.report.tables["counter"].created == 50
+    assert answer.report.applied > 0
+    assert answer.rows.pushes.sum() > 0
+
+
+def test_rows_come_in_the_order_they_were_asked_for_b25(store):
+    numbers = list(range(200))
+    store.exchange(make_push(TableKeys.of("counter", keys_of(*numbers)), numbers), None)
+    shuffled = np.random.default_rng(0).permutation(numbers)
+    assert read(store, "counter", shuffled).tolist() == [-float(number) for number in shuffled]
+
+
+def test_several_tables_of_several_widths_in_one_call(store):
+    keys = TableKeys.concat({"item": keys_of(*range(40)), "counter": keys_of(*range(7)), "user": keys_of(*range(60))})
+    gradients = np.random.default_rng(1).normal(size=40 * 5 + 7 + 60 * 3).astype(np.float32)
+    with LocalStore(tables=ReferenceTableGroup(TABLET_BITS)) as twin:
+        twin.ensure_tables([USER, ITEM, COUNTER])
+        expected = twin.exchange(make_push(keys, gradients), Pull(keys)).rows.values
+    answer = store.exchange(make_push(keys, gradients), Pull(keys)).rows
+    assert answer.values.dtype == np.float32
+    assert answer.values.tobytes() == expected.tobytes()
+
+
+def test_push_under_the_same_token_is_applied_once_b50(store):
+    for batch in range(30):
+        push = count_push(range(20), PushToken(77, 1, batch))
+        assert store.exchange(push, None).report.duplicate == 0
+        if batch % 3 == 0:
+            report = store.exchange(push, None).report
+            assert report.applied == 0
+            assert report.duplicate > 0
+            assert not report.tables
+    assert read(store, "counter", range(20)).tolist() == [-30.0] * 20
+
+
+def test_pushes_without_a_unit_are_all_applied(store):
+    for _ in range(3):
+        store.exchange(count_push([1, 2]), None)
+    assert read(store, "counter", [1, 2]).tolist() == [-3.0, -3.0]
+
+
+def test_lower_lease_is_fenced(store):
+    store.exchange(count_push(range(20), PushToken(5, 2, 0)), None)
+    report = store.exchange(count_push(range(20), PushToken(5, 1, 1)), None).report
+    assert report.applied == 0
+    assert report.fenced > 0
+    assert read(store, "counter", range(20)).tolist() == [-1.0] * 20
+
+
+def test_completed_unit_is_fenced(store):
+    push = count_push(range(20), PushToken(5, 1, 0))
+    store.exchange(push, None)
+    store.complete_unit(5)
+    assert all(len(snapshot.applied.unit) == 0 for snapshot in snapshots(store))
+    assert store.exchange(push, None).report.fenced > 0
+    assert read(store, "counter", range(20)).tolist() == [-1.0] * 20
+
+
+def test_push_counters_grow_where_keys_lie(store):
+    before = read_pushes(store)
+    store.exchange(count_push([3]), None)
+    assert (read_pushes(store) - before).sum() == 1
+
+
+def read_pushes(store):
+    return store.exchange(None, Pull(TableKeys.of("counter", keys_of(*range(100))))).rows.pushes
+
+
+def test_non_finite_rows_are_refused_by_name_and_the_others_applied_b59(store):
+    keys = TableKeys.of("counter", keys_of(*range(30)))
+    gradients = np.ones(30, np.float32)
+    gradients[[4, 20]] = np.nan, np.inf
+    report = store.exchange(make_push(keys, gradients), None).report
+    assert report.tables["counter"].non_finite == 2
+    assert sorted(report.non_finite_keys["counter"]) == sorted(keys_of(4, 20).tolist())
+    values = read(store, "counter", range(30))
+    assert values[[4, 20]].tolist() == [0.0, 0.0]
+    assert values.sum() == -28.0
+
+
+def test_assign_and_erase(store):
+    keys = TableKeys.of("user", keys_of(*range(30)))
+    weights = np.arange(90, dtype=np.float32)
+    assert store.assign(keys, weights) == 30
+    assert read(store, "user", range(30)).tolist() == weights.tolist()
+    assert store.assign(keys, -weights, if_absent=True) == 0
+    assert store.assign(keys, -weights, np.full(90, 2.0, np.float32)) == 30
+    assert read(store, "user", range(30)).tolist() == (-weights).tolist()
+    assert store.stats()["user"].rows == 30
+    assert store.erase(TableKeys.of("user", keys_of(*range(10, 100)))) == 20
+    assert store.stats()["user"].rows == 10
+
+
+def test_assign_lays_state_out_by_table(store):
+    keys = TableKeys.concat({"user": keys_of(1, 2), "counter": keys_of(1), "item": keys_of(5, 6, 7)})
+    weights = np.arange(6 + 1 + 15, dtype=np.float32)
+    state = np.arange(6 + 0 + 12, dtype=np.float32) + 1
+    assert store.assign(keys, weights, state) == 6
+    found = {}
+    for snapshot in snapshots(store):
+        for table, rows in snapshot.tables.items():
+            found.update({(table, key): row.tolist() for key, row in zip(rows.keys.tolist(), rows.state, strict=True)})
+    assert found["user", int(keys_of(2)[0])] == [4.0, 5.0, 6.0]
+    assert found["item", int(keys_of(7)[0])] == [15.0, 16.0, 17.0, 18.0]
+
+
+def test_evict_without_policies_keeps_all(store):
+    store.exchange(count_push(range(10)), None)
+    assert sum(store.evict(now=1 << 30).values()) == 0
+    assert store.stats()["counter"].rows == 10
+
+
+def test_drop_table(store):
+    store.exchange(count_push(range(10)), None)
+    store.drop_table("counter")
+    assert store.tables() == (USER, ITEM)
+    with pytest.raises(UnknownTableError, match="counter"):
+        read(store, "counter", [1])
+    with pytest.raises(UnknownTableError, match="counter"):
+        store.drop_table("counter")
+
+
+def test_snapshots_restore_rows_counts_and_applied_memory_b25(store):
+    store.exchange(count_push(range(100), PushToken(9, 3, 4)), None)
+    store.exchange(make_push(TableKeys.of("user", keys_of(*range(50))), np.ones(150)), None)
+    taken = snapshots(store)
+    assert sum(len(snapshot.tables["counter"].keys) for snapshot in taken) == 100
+    with LocalStore(tables=ReferenceTableGroup(TABLET_BITS)) as other:
+        other.ensure_tables([USER, ITEM, COUNTER])
+        for snapshot in taken:
+            other.restore(snapshot)
+        assert all(same_snapshot(left, right) for left, right in zip(taken, snapshots(other), strict=True))
+        assert other.exchange(count_push(range(100), PushToken(9, 3, 4)), None).report.applied == 0
+    store.exchange(count_push(range(100), PushToken(9, 3, 5)), None)
+    for snapshot in taken:
+        store.restore(snapshot)
+    assert all(same_snapshot(left, right) for left, right in zip(taken, snapshots(store), strict=True))
+    assert store.exchange(count_push(range(100), PushToken(9, 3, 5)), None).report.applied > 0
+
+
+def test_delta_holds_what_changed_since_the_cut(store):
+    store.exchange(count_push(range(100)), None)
+    versions = [store.cut(tablet) for tablet in range(1 << TABLET_BITS)]
+    store.exchange(count_push([3, 5]), None)
+    store.erase(TableKeys.of("counter", keys_of(7)))
+    changed, erased = [], []
+    for tablet, version in enumerate(versions):
+        rows = store.snapshot(tablet, since_version=version - 1).tables["counter"]
+        changed += rows.keys.tolist()
+        erased += rows.erased_keys.tolist()
+    assert sorted(changed) == sorted(keys_of(3, 5).tolist())
+    assert erased == keys_of(7).tolist()
+
+
+def test_unknown_table_and_duplicate_keys_change_nothing(store):
+    with pytest.raises(UnknownTableError, match="nobody"):
+        store.exchange(make_push(TableKeys.of("nobody", keys_of(1)), [1.0]), None)
+    twice = TableKeys.of("counter", keys_of(1, 1))
+    with pytest.raises(DuplicateKeyError):
+        store.exchange(make_push(twice, np.ones(2)), None)
+    with pytest.raises(DuplicateKeyError):
+        store.exchange(None, Pull(twice))
+    assert store.stats()["counter"].rows == 0
+
+
+def test_gradients_of_the_wrong_length_are_refused(store):
+    with pytest.raises(ValueError, match=r"expected.*2.*got.*3"):
+        store.exchange(make_push(TableKeys.of("counter", keys_of(1, 2)), np.ones(3)), None)
+
+
+def test_empty_push_and_pull(store):
+    nothing = TableKeys.of("counter", [])
+    answer = store.exchange(make_push(nothing, []), Pull(nothing))
+    assert len(answer.rows.values) == 0
+    assert store.exchange(None, None).rows is None
+    assert store.exchange(None, None).report is None
+
+
+def test_tablet_out_of_range(store):
+    with pytest.raises(ValueError, match="expected a tablet from 0 to 15, got 16"):
+        store.snapshot(16)
+
+
+def test_calls_from_many_threads_are_applied_each_once_b20(store):
+    def work(thread):
+        for batch in range(25):
+            store.exchange(count_push(range(10), PushToken(1000 + thread, 1, batch)), None)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert read(store, "counter", range(10)).tolist() == [-200.0] * 10
+
+
+def test_exchanges_are_carried_out_in_call_order(store):
+    """Thread i starts its call when thread i − 1 waits in the lane; a push overtaken by a later batch would be lost."""
+    with store._lane:
+        threads = []
+        for batch in range(20):
+            push = count_push([1], PushToken(4, 1, batch))
+            threads.append(threading.Thread(target=store.exchange, args=(push, None)))
+            threads[-1].start()
+            while len(store._lane._waiting) <= batch:
+                os.sched_yield()
+    for thread in threads:
+        thread.join()
+    assert read(store, "counter", [1]).tolist() == [-20.0]
+
+
+def test_closed_store_says_so(store):
+    store.close()
+    store.close()
+    with pytest.raises(StoreClosedError):
+        store.tables()
+
+
+def test_store_is_neither_copied_nor_pickled(store):
+    with pytest.raises(TypeError, match="deepcopy"):
+        copy.deepcopy(store)
+    with pytest.raises(TypeError, match="pickle"):
+        pickle.dumps(store)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_child_is_told_to_connect_b56(store):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            store.exchange(None, None)
+            os.write(writer, b"no error")
+        except SharedStoreNeededError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader) as pipe:
+        assert "es.connect" in pipe.read()
+    assert store.tables()
+
+
+def test_world_size_above_one_needs_a_shared_store(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SharedStoreNeededError, match=r"world size 1, got 2: .*es\.connect"):
+        LocalStore(tables=ReferenceTableGroup(TABLET_BITS))
+
+
+def test_identities_differ():
+    with LocalStore(tables=ReferenceTableGroup(0)) as one, LocalStore(tables=ReferenceTableGroup(0)) as two:
+        assert one.identity != two.identity
