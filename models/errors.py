@@ -17,3 +17,11 @@ class ModelSpecError(ValueError):
 
 class TrainingDivergedError(ArithmeticError):
     """The loss is not finite; the message names the step, the epoch and what to lower."""
+
+
+class ResumeMismatchError(ValueError):
+    """A checkpoint's cursor does not fit the run that would go on from it; the message names the setting."""
+
+
+class TrainedBeforeError(RuntimeError):
+    """The click log's batches were applied to this store before, so training them again changed nothing."""

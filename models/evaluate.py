@@ -1,0 +1,88 @@
+"""Evaluate and predict: passes that change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from ..feature_map.batch import FeatureBatch
+from .embedding_collection import EmbeddingCollection
+from .metrics import Metrics, measure
+from .prefetch import prefetch
+from .tensor_batch import TensorBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One batch's answer: logits (B,) float32, and the batch."""
+
+    logits: npt.NDArray[np.float32]
+    batch: FeatureBatch
+
+    @property
+    def probabilities(self) -> npt.NDArray[np.float64]:
+        """(B,) click probabilities."""
+        return 1.0 / (1.0 + np.exp(-self.logits.astype(np.float64)))
+
+
+def predict(
+    model: nn.Module, embeddings: EmbeddingCollection, batches: Iterable[FeatureBatch], depth: int = 1
+) -> Iterator[Prediction]:
+    """Predictions batch by batch, in order; unseen keys read the tables' `unseen` vector and no table grows.
+
+    model: takes (EmbeddingOutput, dense (B, W)), gives (B,) logits. Both modules are back in their mode at the end."""
+    with evaluation_mode(model, embeddings):
+        for batch, inputs in prefetch(batches, embeddings, depth):
+            with torch.no_grad():
+                logits = model(inputs, batch.dense)
+            yield Prediction(logits.detach().float().cpu().numpy().reshape(len(batch)), batch.features)
+
+
+def evaluate(model: nn.Module, embeddings: EmbeddingCollection, batches: Iterable[FeatureBatch]) -> Metrics:
+    """Exact metrics over all batches; `auc` is NaN with a note where it is not defined.
+
+    Raises: ValueError for a batch without labels."""
+    logits, labels, weights = [], [], []
+    for prediction in predict(model, embeddings, batches):
+        batch = prediction.batch
+        if batch.label is None:
+            raise ValueError("expected batches with labels to evaluate, got one without")
+        logits.append(prediction.logits)
+        labels.append(batch.label)
+        weights.append(batch.example_weight)
+    if not logits:
+        return measure(np.empty(0, np.float32), np.empty(0, np.float32))
+    given = [weight for weight in weights if weight is not None]
+    return measure(np.concatenate(logits), np.concatenate(labels), np.concatenate(given) if given else None)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module, embeddings: EmbeddingCollection) -> Iterator[None]:
+    """Both modules in evaluation mode, and back in their own mode afterwards."""
+    before = [(module, module.training) for module in (model, embeddings)]
+    for module, _ in before:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.train(training)
+
+
+def loss_of(logits: torch.Tensor, batch: TensorBatch) -> torch.Tensor:
+    """Mean binary cross-entropy of a batch, weighted by its example weights. Raises: ValueError where shapes differ."""
+    if batch.label is None:
+        raise ValueError("expected a batch with labels to train on, got one without")
+    if logits.shape != batch.label.shape:
+        raise ValueError(f"expected logits of the labels' shape {tuple(batch.label.shape)}, got {tuple(logits.shape)}")
+    if batch.example_weight is None:
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.label)
+    losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.label, reduction="none")
+    total = batch.example_weight.sum()
+    return (losses * batch.example_weight).sum() / torch.where(total > 0, total, torch.ones_like(total))

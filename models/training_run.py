@@ -1,0 +1,294 @@
+"""TrainingRun: one call of `fit`, from its first batch (or a checkpoint's next one) to its result."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..datasets.batch_stream import ReadPosition
+from ..datasets.click_log import ClickLog
+from ..feature_map.batch import FeatureBatch
+from ..feature_map.feature_map import FeatureMap
+from .config import EarlyStop
+from .errors import ResumeMismatchError, TrainedBeforeError, TrainingDivergedError
+from .evaluate import evaluate
+from .metrics import Metrics
+from .prefetch import prefetch
+from .train_result import Checkpoints, Evaluation, TrainObserver, TrainResult
+from .trainer_state import TrainerState, dense_arrays, load_dense_arrays
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Where the run is: what comes next, and what came of it so far."""
+
+    step: int = 0
+    epoch: int = 0
+    unit: int = 0
+    batch: int = 0
+    examples: int = 0
+    seconds: float = 0.0
+    history: list[Evaluation] = field(default_factory=list)
+    best: Evaluation | None = None
+    bad_evaluations: int = 0
+    saved_step: int = -1
+    checkpoint: str | None = None
+    best_checkpoint: str | None = None
+
+
+class TrainingRun:
+    """One call of `Trainer.fit`: segments of steps with nothing on its way between them.
+
+    Thread safety: one thread.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        log: ClickLog,
+        validation: ClickLog | None,
+        observer: TrainObserver,
+        checkpoints: Checkpoints | None,
+        save_every: int | None,
+    ) -> None:
+        self.trainer = trainer
+        self.config = trainer.config
+        self.log = log
+        self.validation = validation
+        self.observer = observer
+        self.checkpoints = checkpoints
+        self.save_every = save_every
+        self.at = _Progress()
+        self.features: FeatureMap = trainer.embeddings.features  # type: ignore[assignment]
+        self.resumed = False
+        self.trained_before = trainer.embeddings.counts.duplicates
+        rows = log.rows()
+        self.total = None if rows is None else rows * self.config.epochs
+
+    # --- resume -------------------------------------------------------------------------------------------------------
+
+    def _settings(self) -> dict[str, Any]:
+        """What decides which examples a batch holds; a resumed run must agree on it."""
+        config = self.config
+        return {
+            "run": self.log.run,
+            "seed": config.seed,
+            "batch_size": config.batch_size,
+            "shuffle": config.shuffle,
+        }
+
+    def go_on(self, state: TrainerState) -> None:
+        """Take up the state of a checkpoint."""
+        for name, expected in self._settings().items():
+            if state.cursor[name] != expected:
+                raise ResumeMismatchError(
+                    f"expected {name} {state.cursor[name]} as in the checkpoint, got {expected}: batches would not be the "
+                    "ones that were left to train"
+                )
+        self._load(state)
+        self.resumed = True
+
+    def _load(self, state: TrainerState) -> None:
+        load_dense_arrays(state.dense, self.trainer.model, self.trainer.dense)
+        self.trainer.rows.load_state_dict(state.scalars["rows"])
+        at, cursor = self.at, state.cursor
+        at.step, at.epoch, at.unit, at.batch = state.step, cursor["epoch"], cursor["unit"], cursor["batch"]
+        at.history = [Evaluation.of_json(entry) for entry in state.scalars["history"]]
+        at.bad_evaluations = state.scalars["bad_evaluations"]
+        best = state.scalars["best"]
+        at.best = None if best is None else Evaluation.of_json(best)
+        at.best_checkpoint = state.scalars["best_checkpoint"]
+
+    def _state(self) -> TrainerState:
+        at = self.at
+        last = at.history[-1] if at.history else None
+        scalars = {
+            "auc": None if last is None or math.isnan(last.auc) else last.auc,
+            "logloss": None if last is None or math.isnan(last.logloss) else last.logloss,
+            "rows": self.trainer.rows.state_dict(),
+            "history": [entry.as_json() for entry in at.history],
+            "best": None if at.best is None else at.best.as_json(),
+            "best_checkpoint": at.best_checkpoint,
+            "bad_evaluations": at.bad_evaluations,
+        }
+        cursor = {**self._settings(), "epoch": at.epoch, "unit": at.unit, "batch": at.batch}
+        return TrainerState(at.step, cursor, scalars, dense_arrays(self.trainer.model, self.trainer.dense))
+
+    # --- train --------------------------------------------------------------------------------------------------------
+
+    def train(self) -> TrainResult:
+        """Train to the end and say what came of it."""
+        stopped = "finished"
+        self.trainer.model.train()
+        self.trainer.embeddings.train()
+        while self.at.epoch < self.config.epochs and not self._is_at_max_steps():
+            ended = self._segment()
+            if self._is_due(self.config.evaluate_every, ended):
+                self._evaluate()
+            if self._should_stop():
+                stopped = "early_stop"
+                break
+            if self._is_due(self.save_every, ended):
+                self._save()
+        else:
+            stopped = "finished" if self.at.epoch >= self.config.epochs else "max_steps"
+        if not self.at.history or self.at.history[-1].step != self.at.step:
+            self._evaluate()
+        shown = self.at.history[-1] if self.at.history else None
+        if self._can_go_back():
+            shown = self._go_back_to_best()
+        else:
+            self._save()
+        return self._result(stopped, shown)
+
+    def _is_at_max_steps(self) -> bool:
+        return self.config.max_steps is not None and self.at.step >= self.config.max_steps
+
+    def _is_due(self, every: int | None, epoch_ended: bool) -> bool:
+        return epoch_ended if every is None else self.at.step % every == 0
+
+    def _segment(self) -> bool:
+        """Train up to the next evaluation, checkpoint or the end of the epoch; whether the epoch ended."""
+        at, config = self.at, self.config
+        limits = [every - at.step % every for every in (config.evaluate_every, self.save_every) if every is not None]
+        if config.max_steps is not None:
+            limits.append(config.max_steps - at.step)
+        limit = min(limits) if limits else None
+        place = {
+            unit.id: number
+            for number, unit in enumerate(self.log.units(at.epoch, seed=config.seed, shuffle=config.shuffle))
+        }
+        stream = self.log.batches(
+            self.features,
+            config.batch_size,
+            epoch=at.epoch,
+            seed=config.seed,
+            shuffle=config.shuffle,
+            start=ReadPosition(at.epoch, at.unit, at.batch),
+        )
+        trained, began, units = 0, time.perf_counter(), set()
+        with closing(prefetch(_first(stream, limit), self.trainer.embeddings, config.pipeline_depth)) as batches:  # type: ignore[type-var]
+            for batch, inputs in batches:
+                loss = self.trainer.step(batch, inputs)
+                at.step, at.examples, trained = at.step + 1, at.examples + len(batch), trained + 1
+                if batch.id is not None:
+                    units.add(batch.id.unit)
+                    at.unit, at.batch = place[batch.id.unit], batch.id.index + 1
+                self._report(loss)
+        at.seconds += time.perf_counter() - began
+        ended = limit is None or trained < limit
+        if ended:
+            at.epoch, at.unit, at.batch = at.epoch + 1, 0, 0
+        for unit in units:
+            if ended or place[unit] < at.unit:
+                self.trainer.embeddings.store.complete_unit(unit)
+        self._check_trained_once()
+        return ended
+
+    def _report(self, loss: torch.Tensor) -> None:
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TrainingDivergedError(
+                f"expected a finite loss, got {value} at step {self.at.step}, epoch {self.at.epoch}: lower the learning "
+                "rates (optimizer.rows.lr, optimizer.dense.lr), clip (train.clip_norm), or look for extreme dense values"
+            )
+        self.observer.on_progress(
+            step=self.at.step, epoch=self.at.epoch, examples=self.at.examples, total=self.total, loss=value
+        )
+
+    def _check_trained_once(self) -> None:
+        repeated = self.trainer.embeddings.counts.duplicates - self.trained_before
+        if repeated and not self.resumed:
+            raise TrainedBeforeError(
+                f"expected batches that this store has not applied yet, got {repeated} of run {self.log.run} again: they "
+                "were not applied a second time; open the click log anew, or with another run"
+            )
+
+    # --- evaluate, save -----------------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> None:
+        if self.validation is None:
+            return
+        at, trainer = self.at, self.trainer
+        batches = self.validation.batches(self.features, self.config.batch_size, epoch=0)
+        metrics: Metrics = evaluate(trainer.model, trainer.embeddings, batches)
+        found = Evaluation(at.step, at.epoch, metrics.auc, metrics.logloss, metrics.examples, metrics.note)
+        is_best = at.best is None or _is_better(found, at.best, self.config.early_stop or EarlyStop())
+        at.history.append(found)
+        at.bad_evaluations = 0 if is_best else at.bad_evaluations + 1
+        if is_best:
+            at.best = found
+            if self.config.early_stop is not None:
+                self._save()
+        self.observer.on_evaluation(found, is_best=is_best)
+
+    def _should_stop(self) -> bool:
+        stop = self.config.early_stop
+        return stop is not None and self.at.bad_evaluations >= stop.patience
+
+    def _save(self) -> None:
+        if self.checkpoints is None or self.at.saved_step == self.at.step:
+            return
+        at = self.at
+        is_best = at.best is not None and at.best.step == at.step
+        name = self.checkpoints.save(self._state(), is_best=is_best)
+        at.checkpoint, at.saved_step = name, at.step
+        if is_best:
+            at.best_checkpoint = name
+        self.trainer.embeddings.checkpoint = name
+        self.observer.on_checkpoint(at.step, name)
+
+    def _can_go_back(self) -> bool:
+        at = self.at
+        is_older = at.best is not None and at.best.step != at.step
+        return self.config.early_stop is not None and is_older and at.best_checkpoint is not None
+
+    def _go_back_to_best(self) -> Evaluation | None:
+        at = self.at
+        if self.checkpoints is not None and at.best_checkpoint is not None:
+            state = self.checkpoints.restore(at.best_checkpoint)
+            load_dense_arrays(state.dense, self.trainer.model, self.trainer.dense)
+            self.trainer.rows.load_state_dict(state.scalars["rows"])
+            at.checkpoint = self.trainer.embeddings.checkpoint = at.best_checkpoint
+        return at.best
+
+    def _result(self, stopped: str, shown: Evaluation | None) -> TrainResult:
+        at = self.at
+        rows = self.trainer.embeddings.rows_by_table()
+        return TrainResult(
+            auc=float("nan") if shown is None else shown.auc,
+            logloss=float("nan") if shown is None else shown.logloss,
+            examples=at.examples,
+            examples_per_second=at.examples / at.seconds if at.seconds else 0.0,
+            seconds=at.seconds,
+            steps=at.step,
+            rows=sum(rows.values()),
+            rows_by_table=rows,
+            stopped=stopped,
+            history=tuple(at.history),
+            checkpoint=at.checkpoint,
+            best_step=None if at.best is None else at.best.step,
+            refused_rows=self.trainer.embeddings.counts.refused,
+        )
+
+
+def _first(stream: Any, limit: int | None) -> Iterator[FeatureBatch]:
+    """The first `limit` batches; closes the stream's iterator, and so its threads, when it is closed."""
+    with closing(iter(stream)) as batches:
+        yield from batches if limit is None else islice(batches, limit)
+
+
+def _is_better(found: Evaluation, best: Evaluation, stop: EarlyStop) -> bool:
+    if stop.metric == "auc":
+        return found.auc > best.auc + stop.min_delta or math.isnan(best.auc) > math.isnan(found.auc)
+    return found.logloss < best.logloss - stop.min_delta
