@@ -53,7 +53,7 @@ def build_embeddings(
     seed: int = 0,
     device: str = "auto",
 ) -> EmbeddingCollection:
-    """The embedding collection that the configured model reads; rows start from `seed` unless `tables.seed` is given."""
+    """The embedding collection that the configured model reads; rows start from `seed` unless `tables.seed` is set."""
     options = config.tables
     if "seed" not in options.model_fields_set:
         options = options.model_copy(update={"seed": seed})

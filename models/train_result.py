@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,7 +24,9 @@ class Evaluation:
     def as_json(self) -> dict[str, Any]:
         """Plain values; NaN is None."""
         values = {name: getattr(self, name) for name in self.__slots__}
-        return {name: None if value != value else value for name, value in values.items()}
+        return {
+            name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()
+        }
 
     @classmethod
     def of_json(cls, entry: Mapping[str, Any]) -> Evaluation:

@@ -54,8 +54,8 @@ class Trainer:
         """Train for the configured epochs, or go on from `resume` (its rows are in the store already).
 
         validation: evaluated every `evaluate_every` steps, or after each epoch.
-        checkpoints: saved every `save_every` steps (None: after each epoch) and at the end; with early stop, the best one
-        is put back at the end.
+        checkpoints: saved every `save_every` steps (None: after each epoch) and at the end; with early stop, the
+        best one is put back at the end.
         Raises: TrainingDivergedError, TrainedBeforeError, ResumeMismatchError; whatever reading or the store raises."""
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)

@@ -92,8 +92,8 @@ class TrainingRun:
         for name, expected in self._settings().items():
             if state.cursor[name] != expected:
                 raise ResumeMismatchError(
-                    f"expected {name} {state.cursor[name]} as in the checkpoint, got {expected}: batches would not be the "
-                    "ones that were left to train"
+                    f"expected {name} {state.cursor[name]} as in the checkpoint, got {expected}: batches would "
+                    "not be the ones that were left to train"
                 )
         self._load(state)
         self.resumed = True
@@ -199,8 +199,9 @@ class TrainingRun:
         value = loss.item()
         if not math.isfinite(value):
             raise TrainingDivergedError(
-                f"expected a finite loss, got {value} at step {self.at.step}, epoch {self.at.epoch}: lower the learning "
-                "rates (optimizer.rows.lr, optimizer.dense.lr), clip (train.clip_norm), or look for extreme dense values"
+                f"expected a finite loss, got {value} at step {self.at.step}, epoch {self.at.epoch}: lower the "
+                "learning rates (optimizer.rows.lr, optimizer.dense.lr), clip (train.clip_norm), or look for extreme "
+                "dense values"
             )
         self.observer.on_progress(
             step=self.at.step, epoch=self.at.epoch, examples=self.at.examples, total=self.total, loss=value
@@ -210,8 +211,8 @@ class TrainingRun:
         repeated = self.trainer.embeddings.counts.duplicates - self.trained_before
         if repeated and not self.resumed:
             raise TrainedBeforeError(
-                f"expected batches that this store has not applied yet, got {repeated} of run {self.log.run} again: they "
-                "were not applied a second time; open the click log anew, or with another run"
+                f"expected batches that this store has not applied yet, got {repeated} of run {self.log.run} again: "
+                "they were not applied a second time; open the click log anew, or with another run"
             )
 
     # --- evaluate, save -----------------------------------------------------------------------------------------------
