@@ -10,6 +10,7 @@ import mmh3
 import numpy as np
 import numpy.typing as npt
 
+from ..embedding.table_config import TableConfig
 from .errors import CorruptPushLogError
 from .push_log_files import LogFolder
 from .shard import Shard
@@ -23,6 +24,7 @@ BASE_FORMAT = 1
 class ShardState:
     """What a shard knows beside its tablets; see the properties of `Shard`."""
 
+    tables: tuple[TableConfig, ...]
     owned: TabletMask
     epoch: int
     generation: int
@@ -32,25 +34,28 @@ class ShardState:
     @classmethod
     def of(cls, shard: Shard) -> ShardState:
         """The state as it is now."""
-        return cls(shard.owned, shard.epoch, shard.generation, shard.completed_units, shard.lowest_lease)
+        return cls(
+            shard.tables(),
+            shard.owned,
+            shard.epoch,
+            shard.generation,
+            shard.completed_units,
+            shard.lowest_lease,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBase:
     """A checkpoint and where replay starts on top of it.
 
-    positions: (2^t,) int64 log position each tablet's snapshot was taken at; records from there on are not in it.
+    since:     log position at which `state` was taken: the first record that is needed.
+    positions: (2^t,) int64 position each tablet's snapshot was taken at, ≥ since; records before are in it.
     """
 
     checkpoint: str
+    since: int
     positions: npt.NDArray[np.int64]
     state: ShardState
-
-    @property
-    def since(self) -> int:
-        """Position of the first record that is needed."""
-        owned = self.positions[self.state.owned]
-        return int(owned.min()) if len(owned) else int(self.positions.max())
 
 
 def write_base(folder: LogFolder, base: CheckpointBase) -> None:
@@ -59,7 +64,9 @@ def write_base(folder: LogFolder, base: CheckpointBase) -> None:
     content = {
         "format": BASE_FORMAT,
         "checkpoint": base.checkpoint,
+        "since": base.since,
         "positions": base.positions.tolist(),
+        "tables": [table.model_dump(mode="json") for table in state.tables],
         "owned": np.flatnonzero(state.owned).tolist(),
         "epoch": state.epoch,
         "generation": state.generation,
@@ -95,10 +102,16 @@ def read_base(folder: LogFolder) -> CheckpointBase | None:
     positions = np.array(content["positions"], np.int64)
     owned = np.zeros(len(positions), np.bool_)
     owned[content["owned"]] = True
+    tables = tuple(TableConfig.model_validate(table) for table in content["tables"])
     state = ShardState(
-        owned, content["epoch"], content["generation"], tuple(content["completed_units"]), content["lowest_lease"]
+        tables,
+        owned,
+        content["epoch"],
+        content["generation"],
+        tuple(content["completed_units"]),
+        content["lowest_lease"],
     )
-    return CheckpointBase(content["checkpoint"], positions, state)
+    return CheckpointBase(content["checkpoint"], content["since"], positions, state)
 
 
 def _digest(text: str) -> str:

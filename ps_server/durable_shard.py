@@ -40,6 +40,7 @@ class _OpenCheckpoint:
     """A checkpoint that is being taken: the state it began with, and where each tablet's snapshot stands in the log."""
 
     state: ShardState
+    since: int
     positions: npt.NDArray[np.int64]
     taken: TabletMask = field(init=False)
 
@@ -177,8 +178,8 @@ class DurableShard:
     def begin_checkpoint(self) -> int:
         """Log position now. Snapshots taken from here on belong to a checkpoint; one begun before is given up."""
         with self._turn:
-            count = 1 << self.shard.tablet_bits
-            self._checkpoint = _OpenCheckpoint(ShardState.of(self.shard), np.full(count, self.log_end, np.int64))
+            positions = np.full(1 << self.shard.tablet_bits, self.log_end, np.int64)
+            self._checkpoint = _OpenCheckpoint(ShardState.of(self.shard), self.log_end, positions)
             if self._log is not None:
                 self._try_roll(self._log.writer)
             return self.log_end
@@ -196,7 +197,7 @@ class DurableShard:
             if len(missing):
                 raise RuntimeError(f"expected a snapshot of every owned tablet, got none of {missing[:8].tolist()}")
             if self._log is not None:
-                base = CheckpointBase(checkpoint, taking.positions, taking.state)
+                base = CheckpointBase(checkpoint, taking.since, taking.positions, taking.state)
                 write_base(self._log.folder, base)
                 self._log.writer.trim(base.since)
             self._checkpoint = None

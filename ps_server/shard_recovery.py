@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
 
 from ..embedding.checkpoint import open_checkpoint
-from ..embedding.table_config import TableConfig
 from ..embedding.table_group import TabletSnapshot
 from .checkpoint_base import CheckpointBase, read_base
 from .durable_shard import REFUSALS, DurableLog, DurableShard
@@ -26,9 +25,6 @@ from .shard import Shard
 
 class TabletSource(Protocol):
     """A checkpoint, as far as a shard needs it."""
-
-    def tables(self) -> tuple[TableConfig, ...]:
-        """Configurations of its tables."""
 
     def snapshot(self, tablet: int) -> TabletSnapshot:
         """One tablet, whole."""
@@ -129,7 +125,7 @@ class _TabletsOf(_Tablets):
         owned = np.flatnonzero(base.state.owned)
         self._pending = deque(owned[np.argsort(base.positions[owned], kind="stable")].tolist())
         state = base.state
-        shard.apply(EnsureTables(source.tables()))
+        shard.apply(EnsureTables(state.tables))
         for unit in state.completed_units:
             shard.apply(CompleteUnit(unit))
         shard.apply(RaiseLowestLease(state.lowest_lease))
@@ -138,8 +134,15 @@ class _TabletsOf(_Tablets):
     def load_before(self, position: int | None) -> None:
         while self._pending and (position is None or self._base.positions[self._pending[0]] <= position):
             tablet = self._pending.popleft()
-            self._shard.apply(ImportTablet(self._source.snapshot(tablet)))
+            self._shard.apply(ImportTablet(self._snapshot(tablet)))
             self._is_loaded[tablet] = True
+
+    def _snapshot(self, tablet: int) -> TabletSnapshot:
+        snapshot = self._source.snapshot(tablet)
+        known = {table.name for table in self._shard.tables()}
+        # A table that was dropped while the checkpoint was taken may be listed in it, without rows.
+        tables = {name: rows for name, rows in snapshot.tables.items() if name in known or len(rows.keys)}
+        return replace(snapshot, tables=tables)
 
     def part_of(self, mutation: Mutation) -> Mutation | None:
         return restrict(mutation, self._is_loaded) if self._pending else mutation

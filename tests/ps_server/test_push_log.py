@@ -1,4 +1,4 @@
-"""Push log: what was acknowledged comes back, in order and to the bit; what is torn or damaged is said, never guessed."""
+"""Push log: what was acknowledged comes back to the bit; what is torn or damaged is said, never guessed."""
 
 import errno
 
