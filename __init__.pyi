@@ -35,6 +35,23 @@ from .feature_map import Numeric as Numeric
 from .feature_map import Sequence as Sequence
 from .feature_map import SoftBuckets as SoftBuckets
 from .feature_map import TimePart as TimePart
+from .models import DeepFM as DeepFM
+from .models import EmbeddingCollection as EmbeddingCollection
+from .models import EmbeddingOutput as EmbeddingOutput
+from .models import FactorizationMachine as FactorizationMachine
+from .models import LogisticRegression as LogisticRegression
+from .models import Metrics as Metrics
+from .models import OptimizerConfig as OptimizerConfig
+from .models import RowOptimizer as RowOptimizer
+from .models import TableOptions as TableOptions
+from .models import TensorBatch as TensorBatch
+from .models import TrainConfig as TrainConfig
+from .models import Trainer as Trainer
+from .models import TrainObserver as TrainObserver
+from .models import TrainResult as TrainResult
+from .models import evaluate as evaluate
+from .models import predict as predict
+from .models import prefetch as prefetch
 from .ps_server import LocalStore as LocalStore
 from .ps_server import connect as connect
 

@@ -9,7 +9,7 @@ from ..datasets.click_log import ClickLog
 from .config import OptimizerConfig, TrainConfig
 from .embedding_collection import EmbeddingCollection
 from .embedding_output import EmbeddingOutput
-from .evaluate import loss_of
+from .evaluation import loss_of
 from .model_factory import build_dense_optimizer
 from .tensor_batch import TensorBatch
 from .train_result import Checkpoints, TrainObserver, TrainResult

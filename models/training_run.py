@@ -18,9 +18,9 @@ from ..feature_map.batch import FeatureBatch
 from ..feature_map.feature_map import FeatureMap
 from .config import EarlyStop
 from .errors import ResumeMismatchError, TrainedBeforeError, TrainingDivergedError
-from .evaluate import evaluate
+from .evaluation import evaluate
 from .metrics import Metrics
-from .prefetch import prefetch
+from .prefetch_pipeline import prefetch
 from .train_result import Checkpoints, Evaluation, TrainObserver, TrainResult
 from .trainer_state import TrainerState, dense_arrays, load_dense_arrays
 

@@ -14,7 +14,7 @@ from embershard.datasets.work_unit import BatchId
 from embershard.embedding.table_config import Sgd, Zeros
 from embershard.feature_map.batch import FeatureBatch
 from embershard.models.embedding_collection import EmbeddingCollection
-from embershard.models.prefetch import prefetch
+from embershard.models.prefetch_pipeline import prefetch
 
 USER = Features.of(user="sum")
 

@@ -14,7 +14,7 @@ from torch import nn
 from ..feature_map.batch import FeatureBatch
 from .embedding_collection import EmbeddingCollection
 from .metrics import Metrics, measure
-from .prefetch import prefetch
+from .prefetch_pipeline import prefetch
 from .tensor_batch import TensorBatch
 
 
