@@ -1,12 +1,26 @@
 """Rows: tables, optimizers, policies, checkpoints, export."""
 
+from .checkpoint import (
+    Checkpoint,
+    KeepBest,
+    KeepEvery,
+    KeepLast,
+    TrainingState,
+    latest_checkpoint,
+    open_checkpoint,
+    prune,
+    write_checkpoint,
+)
+from .embedding_reader import EmbeddingReader
 from .errors import (
     CheckpointMismatchError,
+    CheckpointWriteError,
     CorruptCheckpointError,
     DuplicateKeyError,
     TableConflictError,
     UnknownTableError,
 )
+from .export import ExportOptions, export_tables
 from .store import EmbeddingStore, Exchange, Pull, Push, PushReport, PushToken, Rows
 from .table_config import (
     Adagrad,
@@ -41,14 +55,21 @@ __all__ = [
     "AdamW",
     "AlwaysAdmit",
     "Capacity",
+    "Checkpoint",
     "CheckpointMismatchError",
+    "CheckpointWriteError",
     "ColumnBlock",
     "Constant",
     "CorruptCheckpointError",
     "DuplicateKeyError",
+    "EmbeddingReader",
     "EmbeddingStore",
     "Exchange",
+    "ExportOptions",
     "Ftrl",
+    "KeepBest",
+    "KeepEvery",
+    "KeepLast",
     "MinCount",
     "MinL2",
     "Momentum",
@@ -69,10 +90,16 @@ __all__ = [
     "TableGroup",
     "TableKeys",
     "TabletSnapshot",
+    "TrainingState",
     "TruncatedNormal",
     "Ttl",
     "Uniform",
     "UnknownTableError",
     "UpdateStep",
     "Zeros",
+    "export_tables",
+    "latest_checkpoint",
+    "open_checkpoint",
+    "prune",
+    "write_checkpoint",
 ]

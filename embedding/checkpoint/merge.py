@@ -19,19 +19,19 @@ def merge_snapshots(base: TabletSnapshot, delta: TabletSnapshot) -> TabletSnapsh
     base:  a whole tablet.   delta: the same tablet since base's version; its counters and applied memory are whole.
     """
     tables = {
-        name: merge_rows(base.tables[name], rows) if name in base.tables else rows
+        name: merge_rows(base.tables[name], rows, delta.erased_since) if name in base.tables else rows
         for name, rows in delta.tables.items()
     }
     return dataclasses.replace(delta, tables=tables, since_version=None)
 
 
-def merge_rows(base: TableRows, delta: TableRows) -> TableRows:
-    """Rows of one table in one tablet after `delta`, ascending by key."""
+def merge_rows(base: TableRows, delta: TableRows, erased_since: int = 0) -> TableRows:
+    """Rows of one table in one tablet after `delta`, ascending by key; keys erased before `erased_since` are let go."""
     kept = ~(np.isin(base.keys, delta.keys) | np.isin(base.keys, delta.erased_keys))
     keys = np.concatenate([base.keys[kept], delta.keys])
     order = np.argsort(keys, kind="stable")
     merged = {name: np.concatenate([getattr(base, name)[kept], getattr(delta, name)])[order] for name in _ROW_FIELDS}
-    erased_keys, erased_versions = _merge_erased(base, delta)
+    erased_keys, erased_versions = _merge_erased(base, delta, erased_since)
     return TableRows(
         **merged,
         admission_keys=delta.admission_keys,
@@ -63,9 +63,12 @@ def _select(rows: TableRows, mask: npt.NDArray[np.bool_]) -> dict[str, npt.NDArr
     return {name: getattr(rows, name)[mask] for name in _ROW_FIELDS}
 
 
-def _merge_erased(base: TableRows, delta: TableRows) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
+def _merge_erased(
+    base: TableRows, delta: TableRows, erased_since: int
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
     """Erased keys after `delta`: a key that has a row again is no longer erased, the later version counts."""
     old = ~(np.isin(base.erased_keys, delta.erased_keys) | np.isin(base.erased_keys, delta.keys))
+    old &= base.erased_versions >= erased_since
     keys = np.concatenate([base.erased_keys[old], delta.erased_keys])
     versions = np.concatenate([base.erased_versions[old], delta.erased_versions])
     order = np.argsort(keys, kind="stable")

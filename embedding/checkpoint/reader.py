@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -107,10 +107,14 @@ class Checkpoint:
         return dict(load_tensors(self.directory.read(entries[0].path))) if entries else {}
 
     def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
-        """One tablet, whole, or what changed in it since a version."""
+        """One tablet, whole, or what changed in it since a version (whole again where erased keys were forgotten)."""
         own = self._own_snapshot(tablet)
-        whole = own if self._base is None else merge_snapshots(self._base.snapshot(tablet), own)
-        return whole if since_version is None else changed_since(whole, since_version)
+        whole = own
+        if self._base is not None and own.since_version is not None:
+            whole = merge_snapshots(self._base.snapshot(tablet), own)
+        if since_version is None or since_version < whole.erased_since:
+            return whole
+        return changed_since(whole, since_version)
 
     def cut(self, tablet: int) -> int:
         """The version that changes after this checkpoint carry; nothing changes."""
@@ -149,7 +153,7 @@ class Checkpoint:
                 kept = {name: part for name, part in snapshot.tables.items() if name in names}
                 for name, part in kept.items():
                     rows[name] += len(part.keys)
-                store.restore(_with_tables(snapshot, {**kept, **emptied}))
+                store.restore(replace(snapshot, tables={**kept, **emptied}))
         return RestoreReport(
             step=self.manifest.step,
             rows=rows,
@@ -176,7 +180,8 @@ class Checkpoint:
             tablet=tablet,
             tablet_bits=self.tablet_bits,
             version=int(line["version"]),
-            since_version=None if self._base is None else self._base.changes_since(tablet),
+            since_version=None if line["is_whole"] or self._base is None else self._base.changes_since(tablet),
+            erased_since=int(line["erased_since"]),
             push_count=int(line["push_count"]),
             tables={name: self._own_rows(name, tablet) for name in self._tables},
             applied=self._own_memory(tablet),
@@ -296,15 +301,3 @@ def _verify_contents(directory: Directory, manifest: Manifest) -> None:
                 raise CorruptCheckpointError(
                     f"{directory.path}/{entry.path}: expected sha256 {entry.sha256}, got {digest}: the file is damaged"
                 )
-
-
-def _with_tables(snapshot: TabletSnapshot, tables: dict[str, TableRows]) -> TabletSnapshot:
-    return TabletSnapshot(
-        tablet=snapshot.tablet,
-        tablet_bits=snapshot.tablet_bits,
-        version=snapshot.version,
-        since_version=snapshot.since_version,
-        push_count=snapshot.push_count,
-        tables=tables,
-        applied=snapshot.applied,
-    )

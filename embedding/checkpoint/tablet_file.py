@@ -32,7 +32,14 @@ APPLIED_SCHEMA = pa.schema(
     [("tablet", pa.uint32()), ("unit", pa.uint64()), ("lease", pa.uint64()), ("batch", pa.int64())]
 )
 TABLETS_SCHEMA = pa.schema(
-    [("tablet", pa.uint32()), ("version", pa.uint32()), ("changes_since", pa.uint32()), ("push_count", pa.uint64())]
+    [
+        ("tablet", pa.uint32()),
+        ("version", pa.uint32()),
+        ("changes_since", pa.uint32()),
+        ("erased_since", pa.uint32()),
+        ("push_count", pa.uint64()),
+        ("is_whole", pa.uint8()),
+    ]
 )
 
 

@@ -154,7 +154,7 @@ def _write_tablets(
         stack.callback(closer.shut_down)
         writers = [stack.enter_context(TableFiles(target, closer, index, table)) for index, table in enumerate(tables)]
         applied = stack.enter_context(FileSeries(target, closer, "applied", APPLIED_SCHEMA))
-        lines: list[tuple[int, int, int, int]] = []
+        lines: list[tuple[int, ...]] = []
         for snapshot, changes_since in snapshots(
             store, None if base is None else base.changes_since, base.name if base is not None else ""
         ):
@@ -167,7 +167,17 @@ def _write_tablets(
                 tablet = np.full(len(memory.unit), snapshot.tablet, np.uint32)
                 columns: list[Column] = [tablet, memory.unit, memory.lease, memory.batch]
                 applied.add(snapshot.tablet, record_batch(APPLIED_SCHEMA, columns))
-            lines.append((snapshot.tablet, snapshot.version, changes_since, snapshot.push_count))
+            is_whole = int(snapshot.since_version is None)
+            lines.append(
+                (
+                    snapshot.tablet,
+                    snapshot.version,
+                    changes_since,
+                    snapshot.erased_since,
+                    snapshot.push_count,
+                    is_whole,
+                )
+            )
         tablets = stack.enter_context(FileSeries(target, closer, "tablets", TABLETS_SCHEMA))
         columns = [
             np.array([line[index] for line in lines], field.type.to_pandas_dtype())

@@ -104,6 +104,11 @@ def _write(
             streams.append(_TableStream(plan, writer, base is not None))
         changes_since = []
         for snapshot, version in snapshots(source, since, "the base export"):
+            if base is not None and snapshot.since_version is None:
+                raise CheckpointMismatchError(
+                    f"expected the keys erased from tablet {snapshot.tablet} since the base export, got a store that"
+                    " has forgotten them: a full export is needed"
+                )
             changes_since.append(version)
             for stream in streams:
                 if (rows := snapshot.tables.get(stream.plan.config.name)) is not None:

@@ -107,6 +107,14 @@ class SnapshotStore:
             )
             self._replace(tablet, table, rows)
 
+    def forget_erased(self, tablet: int) -> None:
+        """Drop the record of erased keys, as a store does that holds too many."""
+        snapshot = self.tablets[tablet]
+        empty = {"erased_keys": np.empty(0, np.uint64), "erased_versions": np.empty(0, np.uint32)}
+        tables = {name: dataclasses.replace(rows, **empty) for name, rows in snapshot.tables.items()}
+        self.tablets[tablet] = dataclasses.replace(snapshot, tables=tables, erased_since=snapshot.version + 1)
+        self.cut(tablet)
+
     def remember(self, tablet: int, memory: AppliedMemory) -> None:
         self.tablets[tablet] = dataclasses.replace(self.tablets[tablet], applied=memory)
 
@@ -123,7 +131,7 @@ class SnapshotStore:
 
     def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
         snapshot = self.tablets[tablet]
-        if since_version is None:
+        if since_version is None or since_version < snapshot.erased_since:
             return snapshot
         tables = {}
         for name, rows in snapshot.tables.items():
@@ -143,12 +151,8 @@ class SnapshotStore:
 
 def assert_same_tablet(left: TabletSnapshot, right: TabletSnapshot) -> None:
     """Bit equality of everything a tablet holds."""
-    assert (left.tablet, left.tablet_bits, left.version, left.push_count) == (
-        right.tablet,
-        right.tablet_bits,
-        right.version,
-        right.push_count,
-    )
+    plain = ("tablet", "tablet_bits", "version", "since_version", "push_count", "erased_since")
+    assert [getattr(left, name) for name in plain] == [getattr(right, name) for name in plain]
     assert set(left.tables) == set(right.tables)
     for name, rows in left.tables.items():
         for column in dataclasses.fields(TableRows):

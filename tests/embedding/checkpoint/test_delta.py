@@ -114,3 +114,20 @@ def test_pruning_keeps_the_chain_of_a_kept_delta(chain, tmp_path: Path) -> None:
     assert prune(tmp_path, [KeepLast(1)]) == ()
     write_checkpoint(tmp_path, store, TrainingState(step=40))
     assert prune(tmp_path, [KeepLast(1)]) == tuple(Path(path).name for path in paths)
+
+
+def test_a_tablet_that_forgot_what_it_erased_is_whole_in_a_delta(tmp_path: Path, configs) -> None:
+    store = SnapshotStore(configs)
+    store.put("user", key_at(range(100)), seed=1)
+    base = write_checkpoint(tmp_path, store, TrainingState(step=1))
+    store.erase("user", key_at(range(0, 100, 2)))
+    store.forget_erased(3)
+    store.erase("user", key_at(range(1, 20, 2)))
+    delta = write_checkpoint(tmp_path, store, TrainingState(step=2), base=base)
+    store.put("user", key_at(range(98, 99)), seed=2)
+    last = write_checkpoint(tmp_path, store, TrainingState(step=3), base=delta)
+    with open_checkpoint(last) as checkpoint:
+        for tablet, expected in enumerate(store.tablets):
+            assert_same_tablet(checkpoint.snapshot(tablet), expected)
+        assert checkpoint.snapshot(3, since_version=1).since_version is None
+        assert checkpoint.snapshot(4, since_version=1).since_version == 1
