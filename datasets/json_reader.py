@@ -24,12 +24,14 @@ class JsonReader:
     """`FileReader` of one file of JSON objects; a field that an object lacks is null.
 
     A column without a declared type takes the type Arrow finds in each block, so ids should have one. A whole number
-    written as a string reads as the number it spells where an integer type is declared.
+    written as a string reads as the number it spells where an integer type is declared; a number where text is declared
+    keeps its own type, for the consumer to cast exactly or refuse.
     """
 
     def __init__(self, file: DataFile, *, encoding: str = "utf-8", piece_rows: int = 65_536) -> None:
         self._text = TextFile(TextSource(file, encoding), piece_rows=piece_rows)
         self._as_text: frozenset[str] = frozenset()
+        self._undeclared: frozenset[str] = frozenset()
 
     @property
     def path(self) -> str:
@@ -57,9 +59,11 @@ class JsonReader:
             yield chunk.slice(first, last - first)
 
     def _parse(self, block: Block, columns: Sequence[ColumnSpec]) -> pa.RecordBatch:
-        declared = {spec.name: spec.type for spec in columns if spec.type is not None}
         while True:
-            as_text = self._as_text
+            as_text, undeclared = self._as_text, self._undeclared
+            declared = {
+                spec.name: spec.type for spec in columns if spec.type is not None and spec.name not in undeclared
+            }
             schema = pa.schema(
                 [pa.field(name, pa.string() if name in as_text else type_) for name, type_ in declared.items()]
             )
@@ -74,10 +78,13 @@ class JsonReader:
                 )
             except pa.ArrowInvalid as error:
                 changed = _CHANGED.search(str(error))
-                if changed is not None and changed.group(3) == "string" and changed.group(1) not in as_text:
-                    type_ = declared.get(changed.group(1))
-                    if type_ is not None and pat.is_integer(type_):
+                type_ = declared.get(changed.group(1)) if changed is not None else None
+                if changed is not None and type_ is not None and changed.group(1) not in as_text:
+                    if changed.group(3) == "string" and pat.is_integer(type_):
                         self._as_text = as_text | {changed.group(1)}
+                        continue
+                    if changed.group(3) == "number" and pat.is_string(type_):
+                        self._undeclared = undeclared | {changed.group(1)}
                         continue
                 raise self._error(error, block, declared) from error
             break

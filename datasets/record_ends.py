@@ -66,9 +66,8 @@ def _outside_quotes(text: bytes, data: npt.NDArray[np.uint8], ends: Positions, q
     quotes = np.flatnonzero(data == quoting.quote[0])
     if not quotes.size:
         return ends
-    has_escapes = quoting.escape is not None and quoting.escape in text
-    if not has_escapes and not (np.searchsorted(quotes, ends) & 1).any():
-        return ends  # an even number of quotes up to each line break: none lies inside a quoted field
+    if _all_open_fields(text, data, quotes, quoting):
+        return ends[np.searchsorted(quotes, ends) & 1 == 0]
     spans = [match.span() for match in quoting.quoted_field.finditer(text)]
     if not spans:
         return ends
@@ -76,3 +75,16 @@ def _outside_quotes(text: bytes, data: npt.NDArray[np.uint8], ends: Positions, q
     field = np.searchsorted(starts, ends, side="right") - 1
     inside: npt.NDArray[np.bool_] = (field >= 0) & (ends < stops[field])
     return ends[~inside]
+
+
+def _all_open_fields(text: bytes, data: npt.NDArray[np.uint8], quotes: Positions, quoting: Quoting) -> bool:
+    """Whether every second quote opens a field or is the second of a doubled one, so that counting quotes is enough.
+
+    A stray quote inside an unquoted field makes it False, as do escapes and delimiters of several characters."""
+    if len(quoting.delimiter) > 1 or (quoting.escape is not None and quoting.escape in text):
+        return False
+    opening = quotes[::2]
+    before = data[opening[opening > 0] - 1]
+    allowed = np.zeros(256, np.bool_)
+    allowed[[quoting.delimiter[0], quoting.quote[0], _LF, _CR]] = True
+    return bool(allowed[before].all())
