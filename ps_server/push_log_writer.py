@@ -181,11 +181,12 @@ class PushLogWriter:
             self._folder.sync()
 
     def close(self) -> None:
-        """Sync and close; idempotent."""
+        """Sync and close, so that a clean stop outlives the machine with `log` too; idempotent."""
         try:
             if self._failure is None:
                 with self._syncing:
                     self._sync()
+                    self._sync_segments()
                 self._failure = "was closed"
         finally:
             self._file.close()
@@ -214,6 +215,18 @@ class PushLogWriter:
             # Pages whose write-back failed may be dropped as clean: a second sync would say yes for nothing.
             raise self._fail(error) from error
         self._durable = end
+
+    def _sync_segments(self) -> None:
+        """Bring to the disk what `log` left to the operating system."""
+        if self._is_synced:
+            return
+        for segment in self._segments:
+            file = self._folder.open(segment_name(segment.first))
+            try:
+                file.sync()
+            finally:
+                file.close()
+        self._folder.sync()
 
     def _begin_segment(self) -> LogFile:
         segment = _Segment(self._end, SEGMENT_HEADER_BYTES)

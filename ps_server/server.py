@@ -207,15 +207,20 @@ class ShardServer:
 
 
 def serve(options: ShardOptions) -> None:
-    """Serve one shard until SIGTERM or SIGINT, then drain it. Main thread only."""
-    stopping = threading.Event()
+    """Serve one shard until SIGTERM or SIGINT, then drain it. Main thread only.
+
+    Raises: PushLogFailedError, after draining, when the shard has to be started again from its push log."""
+    server = ShardServer(options)
+    stopping = server.service.stopping
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    server = ShardServer(options).start()
+    server.start()
     try:
         stopping.wait()
     finally:
         server.stop()
+    if server.service.failure is not None:
+        raise server.service.failure
 
 
 def open_durable_shard(shard: Shard, options: ShardOptions, files: contextlib.ExitStack) -> DurableShard:

@@ -17,7 +17,7 @@ from ..embedding.table_group import TableKeys
 from . import chunks
 from . import parameter_server_pb2 as pb
 from .durable_shard import DurableShard
-from .errors import LostRowsError, RequestTooLargeError, WireFormatError, WrongPeerError
+from .errors import LostRowsError, PushLogFailedError, RequestTooLargeError, WireFormatError, WrongPeerError
 from .gradient_norms import GradientNorms
 from .mutation import AdoptMap, CompleteUnit, DropTable, EnsureTables, ImportTablet
 from .refusal import REFUSAL_KEY, refusal_of
@@ -76,6 +76,9 @@ class ParameterServerService:
         self._norms = GradientNorms()
         self._widths: dict[str, int] = {}
         self._scratch = threading.local()
+        self.stopping = threading.Event()
+        self.failure: PushLogFailedError | None = None
+        """Why the shard can take no more mutations and has to be started again from its log; `stopping` is set with it."""
         self._methods: dict[str, Method] = {
             "Hello": self._hello,
             "EnsureTables": self._ensure_tables,
@@ -305,7 +308,12 @@ class ParameterServerService:
 
     def _refuse(self, name: str, error: Exception, context: grpc.ServicerContext) -> NoReturn:
         refused = refusal_of(error)
-        if refused is None:
+        if isinstance(error, PushLogFailedError):
+            # Unavailable: clients ask again, under the same token, until the shard is back.
+            self.failure = error
+            self.stopping.set()
+            code, text = grpc.StatusCode.UNAVAILABLE, f"shard {self._identity.index} stops: {error}"
+        elif refused is None:
             _log.error("shard %d: %s failed", self._identity.index, name, exc_info=error)
             code, text = grpc.StatusCode.INTERNAL, f"{name} failed on the shard: {type(error).__name__}: {error}"
         else:
