@@ -126,9 +126,7 @@ class Encoder {
     for (const FeaturePlan& feature : parts_.features) {
       bool is_scalar = true;
       for_blocks([&](const ChunkView& chunk, int64_t start, int64_t count) {
-        if (const uint64_t* ids = plain_ids(feature, chunk)) {
-          emit_plain(ids + start, feature.salt, count, offset);
-        } else {
+        if (!emit_plain(feature, chunk, start, count, offset)) {
           encode_block(feature, chunk, start, count);
           emit(feature.salt, offset);
           is_scalar &= bags_.is_scalar;
@@ -162,22 +160,41 @@ class Encoder {
            [&] { read_bags(column, weights, source, start, count, scratch_, bags); });
   }
 
-  // The ids themselves where every one of them is valid and already 64 bits wide: nothing to do but mix.
-  const uint64_t* plain_ids(const FeaturePlan& feature, const ChunkView& chunk) const {
-    if (feature.kind != FeaturePlan::Kind::values || out_.has_weights) return nullptr;
-    const ValueSource& source = feature.parts[0];
+  // The ids themselves where they are 64 bits wide already and only nulls, if anything, stand between them and mixing.
+  static const uint64_t* plain_ids(const ValueSource& source, const ChunkView& chunk) {
     const Column& column = chunk.columns[source.column];
     const bool is_wide = column.physical == (source.id == IdKind::uint64 ? Physical::uint64 : Physical::int64);
     const bool is_plain = is_wide && source.id != IdKind::text && column.dictionary == nullptr &&
-                          !column.may_have_nulls() && source.markers.integers.empty() && source.delimiter.empty() &&
+                          !(column.may_have_nulls() && source.skip_missing) && source.markers.integers.empty() && source.delimiter.empty() &&
                           source.weights_column < 0;
     return is_plain ? column.values<uint64_t>() : nullptr;
   }
 
-  void emit_plain(const uint64_t* ids, uint64_t salt, int64_t count, int64_t* offset) {
+  // Values and crosses of plain ids go straight from the columns to the output. False: not such a feature.
+  bool emit_plain(const FeaturePlan& feature, const ChunkView& chunk, int64_t start, int64_t count, int64_t* offset) {
+    const bool is_values = feature.kind == FeaturePlan::Kind::values;
+    if ((!is_values && feature.kind != FeaturePlan::Kind::cross) || out_.has_weights) return false;
+    for (const ValueSource& part : feature.parts)
+      if (plain_ids(part, chunk) == nullptr) return false;
+    const ValueSource& first = feature.parts[0];
+    const Column& column = chunk.columns[first.column];
+    if (!is_values)
+      for (const ValueSource& part : feature.parts)
+        if (chunk.columns[part.column].may_have_nulls()) return false;
     const int64_t base = out_.keys.size();
-    mix_keys(ids, salt, count, out_.keys.extend(count));
+    uint64_t* keys = out_.keys.extend(count);
+    if (is_values) {
+      mix_keys(plain_ids(first, chunk) + start, feature.salt, count, keys);
+      scratch_.valid.resize(count);
+      if (!read_validity(column, start, count, scratch_.valid.data()))
+        replace_invalid(scratch_.valid.data(), mix64(first.missing ^ feature.salt), count, keys);
+    } else {
+      mix_pairs(plain_ids(first, chunk) + start, plain_ids(feature.parts[1], chunk) + start, feature.salt, count, keys);
+    }
+    for (size_t p = 2; p < feature.parts.size(); ++p)
+      mix_into(plain_ids(feature.parts[p], chunk) + start, count, keys);
     for (int64_t row = 0; row < count; ++row) offset[row] = base + row + 1;
+    return true;
   }
 
   // Appends bags_ to the output: keys, ends (absolute) and weights.
@@ -217,7 +234,7 @@ class Encoder {
     if (is_scalar && !is_weighted) {
       bags_.h.resize(count);
       mix_keys(part_bags_[0].h.data(), feature.salt, count, bags_.h.data());
-      for (size_t p = 1; p < parts; ++p) mix_more(part_bags_[p].h.data(), count, bags_.h.data());
+      for (size_t p = 1; p < parts; ++p) mix_into(part_bags_[p].h.data(), count, bags_.h.data());
       return;
     }
     bags_.is_scalar = false;
@@ -267,10 +284,6 @@ class Encoder {
     const auto found = feature.table->find(h);
     if (found != feature.table->end()) bags_.h.push_back(found->second);
     else if (!feature.skip_absent) bags_.h.push_back(feature.constant);
-  }
-
-  static void mix_more(const uint64_t* h, int64_t count, uint64_t* keys) {
-    for (int64_t i = 0; i < count; ++i) keys[i] = mix64(keys[i] ^ h[i]);
   }
 
   // Bucket i holds edges[i-1] <= x < edges[i]. Soft: the two centres around x, weighted by nearness.
