@@ -114,11 +114,13 @@ def _remote_glob(pattern: str, source: fs.FileSystem) -> list[str]:
 
 
 def _matches(path: list[str], pattern: list[str]) -> bool:
-    """Whether the path's parts match the pattern's, where `**` stands for any number of parts."""
+    """Whether the path's parts match the pattern's, as `glob` has it: `**` is any number of parts, hidden ones none."""
     if not pattern:
         return not path
+    if path and path[0][:1] == "." != pattern[0][:1]:
+        return False
     if pattern[0] == "**":
-        return any(_matches(path[skip:], pattern[1:]) for skip in range(len(path) + 1))
+        return _matches(path, pattern[1:]) or (bool(path) and _matches(path[1:], pattern))
     return bool(path) and fnmatchcase(path[0], pattern[0]) and _matches(path[1:], pattern[1:])
 
 
