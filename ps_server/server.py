@@ -9,7 +9,6 @@ import logging
 import os
 import secrets
 import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path

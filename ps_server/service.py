@@ -78,7 +78,7 @@ class ParameterServerService:
         self._scratch = threading.local()
         self.stopping = threading.Event()
         self.failure: PushLogFailedError | None = None
-        """Why the shard can take no more mutations and has to be started again from its log; `stopping` is set with it."""
+        """Why the shard has to be started again from its log; `stopping` is set with it."""
         self._methods: dict[str, Method] = {
             "Hello": self._hello,
             "EnsureTables": self._ensure_tables,
