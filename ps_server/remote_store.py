@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -25,7 +27,7 @@ from .errors import RequestTooLargeError, SharedStoreNeededError, StoreClosedErr
 from .lane import Lane
 from .partition import RowLayout, split_keys
 from .shard import merge_updates
-from .shard_link import Attempt
+from .shard_link import ShardLink
 from .shard_status import ShardStatus, decode_status
 from .tablets import TabletMask
 from .wire import decode_exchange_reply, encode_exchange, encode_token
@@ -80,6 +82,7 @@ class RemoteStore:
         self._lane = Lane()
         self._widths: dict[str, int] = {}
         self._state_widths: dict[str, int] = {}
+        self._pool: ThreadPoolExecutor | None = None
         self._closed = False
 
     @property
@@ -229,6 +232,8 @@ class RemoteStore:
         if self._process == os.getpid():
             with self._lane:
                 self._closed = True
+                if self._pool is not None:
+                    self._pool.shutdown()
                 self._links.close()
 
     def __enter__(self) -> RemoteStore:
@@ -275,19 +280,16 @@ class RemoteStore:
         until = time.monotonic() + self._links.patience.call_seconds
         while parts:
             map_before = self._links.map
-            attempts = [(part, self._begin(part)) for part in parts]
+            links = [self._links.link(part.shard) for part in parts]
+            answers = self._side_by_side(
+                [functools.partial(self._send, link, part) for link, part in zip(links, parts, strict=True)]
+            )
             strays: list[tuple[_Part, WrongShardError]] = []
-            failure: Exception | None = None
-            # Every call is resolved before an error is raised or a newer map adopted: no call of an older step is left.
-            for part, attempt in attempts:
-                try:
-                    gathered.add(part, attempt.wait(), map_before.tablets_of(part.shard))
-                except WrongShardError as error:
-                    strays.append((part, error))
-                except Exception as error:
-                    failure = failure or error
-            if failure is not None:
-                raise failure
+            for part, answer in zip(parts, answers, strict=True):
+                if isinstance(answer, WrongShardError):
+                    strays.append((part, answer))
+                else:
+                    gathered.add(part, answer, map_before.tablets_of(part.shard))
             parts = []
             if strays:
                 self._links.adopt_newer_map(strays[0][1], until)
@@ -337,14 +339,33 @@ class RemoteStore:
             parts.append(_Part(shard, own_push, tablets, push_at, own_pull, pull_at))
         return parts
 
-    def _begin(self, part: _Part) -> Attempt:
-        link = self._links.link(part.shard)
+    def _send(self, link: ShardLink, part: _Part) -> bytes:
         data = encode_exchange(link.header, part.push, part.pull, self._wire, tablets=part.tablets)
         reply = 0
         if part.pull is not None:
             counts = np.diff(part.pull.keys.splits).tolist()
             reply = 4 * sum(n * self._widths[table] for n, table in zip(counts, part.pull.keys.tables, strict=True))
-        return link.begin("Exchange", data, large_reply=reply > chunks.LARGE_BYTES - chunks.CHUNK_BYTES)
+        return link.call("Exchange", data, large_reply=reply > chunks.LARGE_BYTES - chunks.CHUNK_BYTES)
+
+    def _side_by_side(self, calls: Sequence[Callable[[], bytes]]) -> list[bytes | WrongShardError]:
+        """Replies of calls to several shards, made at once, in order; a call to the wrong shard gives its error.
+
+        Every call is resolved before another error is raised: no call of an older step is ever left on its way."""
+        if len(calls) == 1:
+            return [_answer_of(calls[0])]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._links.map.shards, thread_name_prefix="shard")
+        others = [self._pool.submit(_answer_of, call) for call in calls[1:]]
+        failure: Exception | None = None
+        answers: list[bytes | WrongShardError] = []
+        for number in range(len(calls)):
+            try:
+                answers.append(_answer_of(calls[0]) if number == 0 else others[number - 1].result())
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return answers
 
     def _pull_slices(self, pull: Pull, layout: RowLayout) -> list[Positions | None]:
         """One slice, or as many as keep each reply below half of what a call may carry."""
@@ -386,8 +407,13 @@ class RemoteStore:
     def _everywhere(self, method: str, request: Callable[[pb.CallHeader], Message]) -> list[bytes]:
         """Replies of all shards to the same request, in shard order."""
         links = [self._links.link(shard) for shard in range(self._links.map.shards)]
-        attempts = [link.begin(method, request(link.header).SerializeToString()) for link in links]
-        return [attempt.wait() for attempt in attempts]
+        calls = [functools.partial(link.call, method, request(link.header).SerializeToString()) for link in links]
+        replies = []
+        for answer in self._side_by_side(calls):
+            if isinstance(answer, WrongShardError):
+                raise answer
+            replies.append(answer)
+        return replies
 
     def _by_owner(
         self, method: str, keys: TableKeys, encode: Callable[[pb.CallHeader, TableKeys, Positions, TabletMask], bytes]
@@ -397,23 +423,23 @@ class RemoteStore:
         rest: list[tuple[Positions, TabletMask | None]] = [(np.arange(len(keys.keys), dtype=np.intp), None)]
         total = 0
         while rest:
-            attempts = []
+            parts, calls = [], []
             for positions, covered in rest:
                 for part in split_keys(keys, self._links.map, positions):
                     link = self._links.link(part.shard)
                     tablets = self._links.map.tablets_of(part.shard)
                     tablets = tablets if covered is None else tablets & covered
                     data = encode(link.header, part.keys, part.positions, tablets)
-                    attempts.append((part.positions, tablets, link.begin(method, data)))
+                    parts.append((part.positions, tablets))
+                    calls.append(functools.partial(link.call, method, data))
             rest = []
-            stray: WrongShardError | None = None
-            for positions, tablets, attempt in attempts:
-                try:
-                    total += int(parse(attempt.wait(), pb.Count()).count)
-                except WrongShardError as error:
-                    stray = error
-                    rest.append((positions, tablets))
-            if stray is not None:
+            for part_sent, answer in zip(parts, self._side_by_side(calls), strict=True):
+                if isinstance(answer, WrongShardError):
+                    stray = answer
+                    rest.append(part_sent)
+                else:
+                    total += int(parse(answer, pb.Count()).count)
+            if rest:
                 self._links.adopt_newer_map(stray, until)
         return total
 
@@ -446,6 +472,13 @@ class RemoteStore:
         if self._closed:
             raise StoreClosedError("expected an open RemoteStore, got one that was closed")
         return self._lane
+
+
+def _answer_of(call: Callable[[], bytes]) -> bytes | WrongShardError:
+    try:
+        return call()
+    except WrongShardError as error:
+        return error
 
 
 class _Gathered:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -39,50 +39,6 @@ class Patience:
     attempt_seconds: float = 20.0
     connect_seconds: float = 20.0
     seconds_per_megabyte: float = 0.25
-
-
-class Attempt:
-    """One call on its way: its bytes stay the same over all tries, so a retry carries the same token."""
-
-    def __init__(self, link: ShardLink, method: str, data: bytes, large_reply: bool, seconds: float) -> None:
-        self._link, self._method, self._data, self._large_reply = link, method, data, large_reply
-        self._begin = time.monotonic()
-        self._until = self._begin + seconds
-        self._tries = 0
-        self._send()
-
-    def wait(self) -> bytes:
-        """The reply. Raises: the shard's refusal; StoreUnavailableError after the last try."""
-        while True:
-            try:
-                return self._receive()
-            except grpc.RpcError as error:
-                self._retry_or_raise(error)
-
-    def _send(self) -> None:
-        self._tries += 1
-        left = self._until - time.monotonic()
-        patience = self._link.patience
-        size = len(self._data) + (chunks.LARGE_BYTES if self._large_reply else 0)
-        timeout = max(min(left, patience.attempt_seconds + size / 1e6 * patience.seconds_per_megabyte), 0.001)
-        large = self._large_reply or len(self._data) > chunks.LARGE_BYTES
-        self._receive = self._link.start(self._method, self._data, timeout, chunked=large)
-
-    def _retry_or_raise(self, error: grpc.RpcError) -> None:
-        refusal = self._link.refusal(error)
-        if refusal is not None:
-            raise refusal from None
-        code = error.code()
-        elapsed = time.monotonic() - self._begin
-        if code not in _TRANSIENT or time.monotonic() >= self._until:
-            raise StoreUnavailableError(
-                f"{self._link.name} did not answer {self._method} in {elapsed:.1f} s and {self._tries} tries: "
-                f"{code.name}: {_first_line(error)}"
-            ) from None
-        backoff = min(FIRST_BACKOFF_SECONDS * 2 ** min(self._tries - 1, 16), MOST_BACKOFF_SECONDS)
-        # Jitter: many clients that lost the same shard must not come back in one wave.
-        time.sleep(min(backoff * random.uniform(0.5, 1.0), max(self._until - time.monotonic(), 0.0)))
-        self._send()
 
 
 class ShardLink:
@@ -140,27 +96,48 @@ class ShardLink:
         return reply
 
     def call(self, method: str, data: bytes, seconds: float | None = None, *, large_reply: bool = False) -> bytes:
-        """The reply to one call. large_reply: it may be too large for one message."""
-        return self.begin(method, data, seconds, large_reply=large_reply).wait()
+        """The reply to one call, tried until `seconds` are over; its bytes, and so its token, stay the same.
 
-    def begin(self, method: str, data: bytes, seconds: float | None = None, *, large_reply: bool = False) -> Attempt:
-        """One call on its way; `wait` gives its reply."""
-        return Attempt(self, method, data, large_reply, self.patience.call_seconds if seconds is None else seconds)
+        large_reply: the reply may be too large for one message.
+        Raises: the shard's refusal; StoreUnavailableError after the last try."""
+        begin = time.monotonic()
+        until = begin + (self.patience.call_seconds if seconds is None else seconds)
+        chunked = large_reply or len(data) > chunks.LARGE_BYTES
+        megabytes = (len(data) + (chunks.LARGE_BYTES if large_reply else 0)) / 1e6
+        most = self.patience.attempt_seconds + megabytes * self.patience.seconds_per_megabyte
+        tries = 0
+        while True:
+            tries += 1
+            timeout = max(min(until - time.monotonic(), most), 0.001)
+            try:
+                return self._try_chunked(method, data, timeout) if chunked else self._try(method, data, timeout)
+            except grpc.RpcError as error:
+                refusal = self._refusal(error)
+                if refusal is not None:
+                    raise refusal from None
+                now = time.monotonic()
+                if error.code() not in _TRANSIENT or now >= until:
+                    raise StoreUnavailableError(
+                        f"{self.name} did not answer {method} in {now - begin:.1f} s and {tries} tries: "
+                        f"{error.code().name}: {_first_line(error)}"
+                    ) from None
+            backoff = min(FIRST_BACKOFF_SECONDS * 2 ** min(tries - 1, 16), MOST_BACKOFF_SECONDS)
+            # Jitter: many clients that lost the same shard must not come back in one wave.
+            time.sleep(min(backoff * random.uniform(0.5, 1.0), max(until - time.monotonic(), 0.0)))
 
-    def start(self, method: str, data: bytes, timeout: float, *, chunked: bool) -> Callable[[], bytes]:
-        """Send one try; the result waits for its reply and raises grpc.RpcError."""
-        if not chunked:
-            stub = self._calls.get(method)
-            if stub is None:
-                call: Any = self._channel.unary_unary(f"/{SERVICE}/{method}")
-                stub = self._calls[method] = call.future
-            future = stub(data, timeout=timeout, metadata=self._metadata)
-            result: Callable[[], bytes] = future.result
-            return result
-        replies: Iterator[bytes] = self._chunked(chunks.cut(data, method), timeout=timeout, metadata=self._metadata)
-        return lambda: chunks.collect(replies, 1 << 40)[1]
+    def _try(self, method: str, data: bytes, timeout: float) -> bytes:
+        stub = self._calls.get(method)
+        if stub is None:
+            call: Any = self._channel.unary_unary(f"/{SERVICE}/{method}")
+            stub = self._calls[method] = call
+        reply: bytes = stub(data, timeout=timeout, metadata=self._metadata)
+        return reply
 
-    def refusal(self, error: grpc.RpcError) -> Exception | None:
+    def _try_chunked(self, method: str, data: bytes, timeout: float) -> bytes:
+        replies = self._chunked(chunks.cut(data, method), timeout=timeout, metadata=self._metadata)
+        return chunks.collect(replies, 1 << 40)[1]
+
+    def _refusal(self, error: grpc.RpcError) -> Exception | None:
         """The error a shard meant, None if it did not refuse but failed to answer."""
         refusal = error_of(error.trailing_metadata(), self.name)
         if refusal is not None:
