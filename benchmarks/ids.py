@@ -163,4 +163,4 @@ def _with_nulls(ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> pa.Arra
 
 def _mmh3_loop(texts: list[str]) -> list[int]:
     hash64 = mmh3.hash64
-    return [hash64(text, 0, True, False)[0] for text in texts]
+    return [hash64(text, signed=False)[0] for text in texts]

@@ -275,6 +275,7 @@ void read_bags(const Column& column, const Column* weights, const ValueSource& s
                Scratch& scratch, Bags& bags) {
   bags.reset(count);
   if (column.physical == Physical::null_ && (source.is_list || !source.delimiter.empty())) {
+    bags.is_weighted = weights != nullptr || !source.weight_delimiter.empty();
     BagWriter writer(source, bags);
     for (int64_t row = 0; row < count; ++row) writer.end_row();
   } else if (column.is_list()) {

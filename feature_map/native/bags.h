@@ -43,6 +43,13 @@ struct Bags {
     ends.clear();
     weights.clear();
   }
+  bool has_one_each() const {
+    if (is_scalar) return true;
+    if (h.size() != rows) return false;
+    for (int64_t row = 0; row < rows; ++row)
+      if (ends[row] != row + 1) return false;
+    return true;
+  }
   int64_t begin_of(int64_t row) const { return is_scalar ? row : (row == 0 ? 0 : ends[row - 1]); }
   int64_t end_of(int64_t row) const { return is_scalar ? row + 1 : ends[row]; }
 };

@@ -129,7 +129,7 @@ class Encoder {
         if (!emit_plain(feature, chunk, start, count, offset)) {
           encode_block(feature, chunk, start, count);
           emit(feature.salt, offset);
-          is_scalar &= bags_.is_scalar;
+          is_scalar &= bags_.has_one_each();
         }
         offset += count;
       });
