@@ -30,7 +30,8 @@ class Push:
     """Gradients of one batch.
 
     token:       names the batch; None where it belongs to no work unit: the store gives it a client's token.
-    gradients:   (Σ n_t·D_t,) float32, laid out as `TableKeys` says.   occurrences: (n,) uint32, times each key occurred.
+    gradients:   (Σ n_t·D_t,) float32, laid out as `TableKeys` says.
+    occurrences: (n,) uint32, times each key occurred.
     examples, step, now, lr_scale: see `UpdateStep`.
     seen_pushes: (2^t,) uint64 push counters the rows were pulled at (staleness), or None.
     recomputed:  the same token was refused as stale and the batch was computed again from fresh rows.
@@ -63,6 +64,7 @@ class PushReport:
     applied, duplicate, fenced: tablets that applied it, had it already, or know a newer lease of the unit.
     stale:  tablets that refused it for `max_staleness`.
     tables: per table, rows applied, created, refused.   non_finite_keys: refused keys by table (at most 16 each).
+    held_out: per table, rows the gradient guard kept back in the worker.   clipped: tables it scaled down.
     """
 
     applied: int = 0
@@ -71,11 +73,13 @@ class PushReport:
     stale: int = 0
     tables: dict[str, TableUpdate] = field(default_factory=dict)
     non_finite_keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    held_out: dict[str, int] = field(default_factory=dict)
+    clipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Answer to a pull: values (Σ n_t·D_t,) float32 in the request's order; pushes (2^t,) uint64 counters at the read."""
+    """Answer to a pull: values (Σ n_t·D_t,) float32 in the request's order; pushes (2^t,) uint64 counters then."""
 
     keys: TableKeys
     values: npt.NDArray[np.float32]
@@ -143,6 +147,16 @@ class EmbeddingStore(Protocol):
 
     def cut(self, tablet: int) -> int:
         """Bump the tablet's version, so that a later delta knows what changed since."""
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether a push log has outgrown its limit; a committed checkpoint lets it be trimmed."""
+
+    def begin_checkpoint(self) -> None:
+        """Snapshots from here on belong to one checkpoint; pushes may go on in between."""
+
+    def commit_checkpoint(self, checkpoint: str) -> None:
+        """The checkpoint at this path is complete: push logs are trimmed to it, and shards start again from it."""
 
     def complete_unit(self, unit: int) -> None:
         """Let the tablets drop their applied memory of a finished work unit."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from .cluster_links import ClusterLinks
 from .cluster_spec import check_address
+from .gradient_guard import GuardOptions
 from .remote_store import RemoteStore
 from .security import ClientSecurity
 from .shard_link import Patience
@@ -19,6 +20,7 @@ def connect(
     security: ClientSecurity | None = None,
     wire: WireFormat | None = None,
     patience: Patience | None = None,
+    guard: GuardOptions | None = None,
     clock: Callable[[], int] = lambda: 0,
 ) -> RemoteStore:
     """The store of the cluster that answers at one of the addresses (`host:port` or `unix:/path`, or a list, or text
@@ -32,7 +34,7 @@ def connect(
         checked, cluster=cluster, security=security or ClientSecurity(), patience=patience or Patience()
     )
     try:
-        return RemoteStore(links, wire=wire, clock=clock)
+        return RemoteStore(links, wire=wire, guard=guard, clock=clock)
     except BaseException:
         links.close()
         raise

@@ -16,6 +16,8 @@ from ..embedding.table_config import TableConfig
 from ..embedding.table_group import TableGroup, TableKeys, TableStats, TabletSnapshot
 from .client_tokens import ClientTokens
 from .errors import SharedStoreNeededError, StoreClosedError
+from .gradient_guard import GradientGuard, GuardOptions
+from .gradient_norms import GradientNorms
 from .lane import Lane
 from .mutation import CompleteUnit, DropTable, EnsureTables, ImportTablet
 from .shard import Shard, StalenessLimit
@@ -36,10 +38,12 @@ class LocalStore:
         *,
         tables: TableGroup | None = None,
         staleness: StalenessLimit | None = None,
+        guard: GuardOptions | None = None,
         clock: Callable[[], int] = lambda: 0,
     ) -> None:
         """tablet_bits: the key space is cut into 2^tablet_bits ranges.   threads: of the native tables.
         tables: another table group than the native one (tablet_bits and threads are then its own).
+        guard: keeps gradients that are not finite or far outside the running norm from the rows.
         clock: seconds, stored as `touched_at` by `assign`; the default keeps runs repeatable."""
         self._process = os.getpid()
         self._check_alone()
@@ -49,6 +53,8 @@ class LocalStore:
             tables = NativeTableGroup(tablet_bits, threads)
         self._tokens = ClientTokens()
         self._shard = Shard(tables, staleness=staleness)
+        self._guard = None if guard is None else GradientGuard(guard)
+        self._norms = GradientNorms()
         self._clock = clock
         self._lane = Lane()
         self._identity = f"local-{secrets.token_hex(8)}"
@@ -84,7 +90,9 @@ class LocalStore:
         with self._turn():
             if push is not None and push.token is None:
                 push = replace(push, token=self._tokens.next())
-            return self._shard.exchange(push, pull)
+            if push is None or self._guard is None:
+                return self._shard.exchange(push, pull)
+            return self._guarded_exchange(self._guard, push, pull)
 
     def assign(
         self,
@@ -139,6 +147,17 @@ class LocalStore:
             mutation = self._shard.decide_cut(self._tokens.next(), tablet)
             return _rows(None if mutation is None else self._shard.apply(mutation))
 
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Never: this store has no push log."""
+        return False
+
+    def begin_checkpoint(self) -> None:
+        """Nothing: there is no push log to trim."""
+
+    def commit_checkpoint(self, checkpoint: str) -> None:
+        """Nothing: there is no push log to trim."""
+
     def complete_unit(self, unit: int) -> None:
         """Let the tablets drop their applied memory of a finished work unit; late pushes of it are fenced."""
         with self._turn():
@@ -166,6 +185,19 @@ class LocalStore:
         raise TypeError(
             "expected a store to stay in its process, got pickle of a LocalStore; use es.connect in the other one"
         )
+
+    def _guarded_exchange(self, guard: GradientGuard, push: Push, pull: Pull | None) -> Exchange:
+        widths = {table.name: table.dim for table in self._shard.tables()}
+        if not all(table in widths for table in push.keys.tables):
+            return self._shard.exchange(push, pull)  # which refuses it by name
+        guarded = guard.inspect(push, widths)
+        answer = self._shard.exchange(guarded.push, pull)
+        if answer.report is None:
+            return answer
+        if answer.report.applied:
+            self._norms.add(guarded.norms)
+            guard.learn(self._norms.summaries(guarded.norms))
+        return replace(answer, report=guarded.add_to(answer.report))
 
     def _turn(self) -> Lane:
         if self._process != os.getpid():

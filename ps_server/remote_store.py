@@ -24,13 +24,14 @@ from .allocator import keep_large_buffers
 from .client_tokens import ClientTokens
 from .cluster_links import ClusterLinks
 from .errors import RequestTooLargeError, SharedStoreNeededError, StoreClosedError, WrongShardError
+from .gradient_guard import GradientGuard, GuardOptions
 from .lane import Lane
 from .partition import RowLayout, split_keys
 from .shard import merge_updates
 from .shard_link import ShardLink
 from .shard_status import ShardStatus, decode_status
 from .tablets import TabletMask
-from .wire import decode_exchange_reply, encode_exchange, encode_token
+from .wire import NormSummary, decode_exchange_reply, encode_exchange, encode_token
 from .wire_calls import (
     decode_snapshot,
     decode_stats,
@@ -70,19 +71,27 @@ class RemoteStore:
     """
 
     def __init__(
-        self, links: ClusterLinks, *, wire: WireFormat | None = None, clock: Callable[[], int] = lambda: 0
+        self,
+        links: ClusterLinks,
+        *,
+        wire: WireFormat | None = None,
+        guard: GuardOptions | None = None,
+        clock: Callable[[], int] = lambda: 0,
     ) -> None:
-        """wire: how rows and gradients travel.   clock: seconds, stored as `touched_at` by `assign`."""
+        """wire: how rows and gradients travel.   clock: seconds, stored as `touched_at` by `assign`.
+        guard: keeps gradients that are not finite or far outside the running norm of all workers from the shards."""
         keep_large_buffers()
         self._process = os.getpid()
         self._links = links
         self._wire = wire or WireFormat()
+        self._guard = None if guard is None else GradientGuard(guard)
         self._clock = clock
         self._tokens = ClientTokens()
         self._lane = Lane()
         self._widths: dict[str, int] = {}
         self._state_widths: dict[str, int] = {}
         self._pool: ThreadPoolExecutor | None = None
+        self._wants_checkpoint = False
         self._closed = False
 
     @property
@@ -222,6 +231,25 @@ class RemoteStore:
             )
             return int(parse(reply, pb.Count()).count)
 
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether a shard's push log was past its limit at the last push; a committed checkpoint lets it be trimmed."""
+        return self._wants_checkpoint
+
+    def begin_checkpoint(self) -> None:
+        """Snapshots from here on belong to one checkpoint; pushes may go on in between."""
+        with self._turn():
+            self._everywhere("BeginCheckpoint", lambda header: pb.BeginCheckpointRequest(header=header))
+
+    def commit_checkpoint(self, checkpoint: str) -> None:
+        """The checkpoint at this path is complete: push logs are trimmed to it, and shards start again from it."""
+        with self._turn():
+            self._everywhere(
+                "CommitCheckpoint",
+                lambda header: pb.CommitCheckpointRequest(header=header, checkpoint=checkpoint),
+            )
+            self._wants_checkpoint = False
+
     def complete_unit(self, unit: int) -> None:
         """Let the tablets drop their applied memory of a finished work unit; late pushes of it are fenced."""
         with self._turn():
@@ -256,9 +284,14 @@ class RemoteStore:
 
     def _exchange(self, push: Push | None, pull: Pull | None) -> Exchange:
         push_layout = None if push is None else self._layout(push.keys)
+        guarded = None
         if push is not None and push_layout is not None:
             _check_values(push.gradients, push_layout.size, "gradient values")
             self._check_push_size(push)
+            if self._guard is not None:
+                guarded = self._guard.inspect(push, self._widths)
+                push = guarded.push
+                push_layout = self._layout(push.keys)
         pull_layout = None if pull is None else self._layout(pull.keys)
         slices: list[Positions | None] = [None]
         if pull is not None and pull_layout is not None:
@@ -266,8 +299,14 @@ class RemoteStore:
         gathered = _Gathered(push, pull, pull_layout, self._links.map.tablet_bits, whole=slices == [None])
         for number, positions in enumerate(slices):
             parts = self._plan(push if number == 0 else None, push_layout, None, None, pull, positions)
-            self._run(parts, push, push_layout, pull, gathered)
-        return gathered.exchange()
+            self._run(parts, push, push_layout, pull, gathered, None if guarded is None else guarded.norms)
+        answer = gathered.exchange()
+        if push is not None:
+            self._wants_checkpoint = gathered.wants_checkpoint
+        if guarded is None or answer.report is None or self._guard is None:
+            return answer
+        self._guard.learn(gathered.norms)
+        return replace(answer, report=guarded.add_to(answer.report))
 
     def _run(
         self,
@@ -276,13 +315,14 @@ class RemoteStore:
         push_layout: RowLayout | None,
         pull: Pull | None,
         gathered: _Gathered,
+        norms: dict[str, float] | None,
     ) -> None:
         until = time.monotonic() + self._links.patience.call_seconds
         while parts:
             map_before = self._links.map
             links = [self._links.link(part.shard) for part in parts]
             answers = self._side_by_side(
-                [functools.partial(self._send, link, part) for link, part in zip(links, parts, strict=True)]
+                [functools.partial(self._send, link, part, norms) for link, part in zip(links, parts, strict=True)]
             )
             strays: list[tuple[_Part, WrongShardError]] = []
             for part, answer in zip(parts, answers, strict=True):
@@ -339,8 +379,8 @@ class RemoteStore:
             parts.append(_Part(shard, own_push, tablets, push_at, own_pull, pull_at))
         return parts
 
-    def _send(self, link: ShardLink, part: _Part) -> bytes:
-        data = encode_exchange(link.header, part.push, part.pull, self._wire, tablets=part.tablets)
+    def _send(self, link: ShardLink, part: _Part, norms: dict[str, float] | None) -> bytes:
+        data = encode_exchange(link.header, part.push, part.pull, self._wire, tablets=part.tablets, norms=norms)
         reply = 0
         if part.pull is not None:
             counts = np.diff(part.pull.keys.splits).tolist()
@@ -492,12 +532,16 @@ class _Gathered:
         self._reports: list[PushReport] = []
         self._values: npt.NDArray[np.float32] | None = None
         self._pushes = np.zeros(1 << tablet_bits, np.uint64)
+        self.norms: dict[str, NormSummary] = {}
+        self.wants_checkpoint = False
 
     def add(self, part: _Part, reply: bytes, tablets: TabletMask) -> None:
         """Take one shard's reply in. tablets: those it owned when it was asked."""
         answer = decode_exchange_reply(reply, part.pull, self._bits)
         if answer.exchange.report is not None:
             self._reports.append(answer.exchange.report)
+            self.wants_checkpoint = self.wants_checkpoint or answer.wants_checkpoint
+            self.norms.update(answer.norms)
         rows = answer.exchange.rows
         if rows is None or self._layout is None:
             return

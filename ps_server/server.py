@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +27,7 @@ from .allocator import keep_large_buffers
 from .channel_options import server_options
 from .cluster_spec import ClusterSpec
 from .durable_shard import DurableShard
+from .errors import PushLogFailedError
 from .push_log_files import DiskFolder
 from .push_log_writer import LogLimits
 from .security import ServerSecurity, TokenCheck
@@ -113,7 +115,7 @@ class ShardServer:
         )
         self.metrics = ShardMetrics(shard, lambda: self._durable.log_bytes)
         self.service = ParameterServerService(
-            self._durable, identity, self.map, self.metrics, options.max_request_bytes
+            self._durable, identity, self.map, self.metrics, options.max_request_bytes, self._fail
         )
         self._pool = ThreadPoolExecutor(options.workers, thread_name_prefix="call")
         interceptors: list[grpc.ServerInterceptor] = (
@@ -127,6 +129,8 @@ class ShardServer:
         self._exporter: WSGIServer | None = None
         self._socket_lock: IO[str] | None = None
         self.address = spec.shards[options.index]
+        self.failure: str | None = None
+        self.ended = threading.Event()
         self.metrics_address: str | None = None
 
     def start(self) -> ShardServer:
@@ -172,6 +176,12 @@ class ShardServer:
             self._socket_lock.close()
         _log.info("shard %d of %s drained and stopped", self.options.index, self.options.spec.name)
 
+    def _fail(self, reason: str) -> None:
+        if self.failure is None:
+            _log.error("shard %d cannot go on: %s", self.options.index, reason)
+        self.failure = reason
+        self.ended.set()
+
     def _bind(self, address: str) -> str:
         if address.startswith("unix:"):
             self._socket_lock = _claim_socket(Path(address[len("unix:") :]))
@@ -208,18 +218,17 @@ class ShardServer:
 def serve(options: ShardOptions) -> None:
     """Serve one shard until SIGTERM or SIGINT, then drain it. Main thread only.
 
-    Raises: PushLogFailedError, after draining, when the shard has to be started again from its push log."""
+    Raises: PushLogFailedError if it cannot go on and must be started again from its log."""
     server = ShardServer(options)
-    stopping = server.service.stopping
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
-    server.start()
+        signal.signal(number, lambda *_: server.ended.set())
     try:
-        stopping.wait()
+        server.start()
+        server.ended.wait()
     finally:
         server.stop()
-    if server.service.failure is not None:
-        raise server.service.failure
+    if server.failure is not None:
+        raise PushLogFailedError(server.failure)
 
 
 def open_durable_shard(shard: Shard, options: ShardOptions, files: contextlib.ExitStack) -> DurableShard:

@@ -65,7 +65,10 @@ class ParameterServerService:
         tablet_map: TabletMap,
         metrics: ShardMetrics,
         max_request_bytes: int,
+        on_failure: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """on_failure: told once the shard cannot go on and has to be started again from its log."""
+        self._on_failure = on_failure
         self._durable = shard
         self._shard = shard.shard
         self._identity = identity
@@ -92,6 +95,8 @@ class ParameterServerService:
             "Restore": self._restore,
             "Cut": self._cut,
             "CompleteUnit": self._complete_unit,
+            "BeginCheckpoint": self._begin_checkpoint,
+            "CommitCheckpoint": self._commit_checkpoint,
             "Status": self._status,
         }
 
@@ -148,7 +153,12 @@ class ParameterServerService:
         if call.pull is not None:
             rows = self._shard.read(call.pull, self._row_buffer(call.pull.keys))
             self._metrics.count_pull(len(call.pull.keys.keys))
-        return encode_exchange_reply(Exchange(report, rows), call.rows_format, self._norms.summaries(call.norms))
+        return encode_exchange_reply(
+            Exchange(report, rows),
+            call.rows_format,
+            self._norms.summaries(call.norms),
+            wants_checkpoint=self._durable.wants_checkpoint,
+        )
 
     def _ensure_tables(self, data: bytes) -> bytes:
         request = parse(data, pb.EnsureTablesRequest())
@@ -223,6 +233,15 @@ class ParameterServerService:
         self._check(request.header)
         self._durable.apply(CompleteUnit(request.unit))
         return _count(1)
+
+    def _begin_checkpoint(self, data: bytes) -> bytes:
+        self._check(parse(data, pb.BeginCheckpointRequest()).header)
+        return _count(self._durable.begin_checkpoint())
+
+    def _commit_checkpoint(self, data: bytes) -> bytes:
+        request = parse(data, pb.CommitCheckpointRequest())
+        self._check(request.header)
+        return _count(self._durable.commit_checkpoint(request.checkpoint))
 
     def _status(self, data: bytes) -> bytes:
         parse(data, pb.StatusRequest())

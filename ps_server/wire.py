@@ -70,10 +70,11 @@ class ExchangeCall:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeAnswer:
-    """A decoded answer: the exchange of one shard and the gradient norms it knows."""
+    """A decoded answer: one shard's exchange, the gradient norms it knows, and whether its log is past its limit."""
 
     exchange: Exchange
     norms: dict[str, NormSummary]
+    wants_checkpoint: bool
 
 
 def cluster_hash(name: str) -> int:
@@ -178,11 +179,18 @@ def decode_exchange(data: bytes, tablet_bits: int, max_bytes: int = 1 << 31) -> 
     return ExchangeCall(small.header, push, pull, tablets, WireFormat(rows_dtype, compression), norms)
 
 
-def encode_exchange_reply(exchange: Exchange, wire: WireFormat, norms: dict[str, NormSummary] | None = None) -> bytes:
+def encode_exchange_reply(
+    exchange: Exchange,
+    wire: WireFormat,
+    norms: dict[str, NormSummary] | None = None,
+    *,
+    wants_checkpoint: bool = False,
+) -> bytes:
     """The answer to one data call."""
     small = pb.ExchangeReply(dtype=wire.dtype.upper(), compression=wire.compression.upper())
     if exchange.report is not None:
         small.report.CopyFrom(_encode_report(exchange.report))
+        small.report.wants_checkpoint = wants_checkpoint
     for table, norm in (norms or {}).items():
         small.report.norms.add(table=table, mean=norm.mean, deviation=norm.deviation, pushes=norm.pushes)
     if exchange.rows is None:
@@ -209,7 +217,7 @@ def decode_exchange_reply(data: bytes, pull: Pull | None, tablet_bits: int, max_
         rows = Rows(pull.keys, values, pushes)
     report = _decode_report(small.report) if small.HasField("report") else None
     norms = {norm.table: NormSummary(norm.mean, norm.deviation, norm.pushes) for norm in small.report.norms}
-    return ExchangeAnswer(Exchange(report, rows), norms)
+    return ExchangeAnswer(Exchange(report, rows), norms, small.report.wants_checkpoint)
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
