@@ -10,7 +10,6 @@ from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 from pyarrow import fs as pafs
 from safetensors.numpy import load as load_tensors
 
@@ -18,12 +17,13 @@ from ..errors import CheckpointMismatchError, CorruptCheckpointError
 from ..table_config import TableConfig
 from ..table_group import AppliedMemory, TableRows, TabletSnapshot
 from .catalog import SkippedCheckpoint, check_sizes, list_checkpoints, read_manifest
-from .manifest import FileKind, Manifest
+from .manifest import Manifest
 from .merge import changed_since, merge_snapshots
 from .row_file_reader import TableReader
+from .side_files import SideFiles
 from .storage import Directory
 from .table_match import changed_settings, check_layout
-from .tablet_file import ADMISSION_SCHEMA, APPLIED_SCHEMA, ERASED_SCHEMA, TABLETS_SCHEMA, empty_rows, numbers
+from .tablet_file import TABLETS_SCHEMA, empty_rows
 
 Verify = Literal["contents", "sizes"]
 
@@ -74,7 +74,7 @@ class Checkpoint:
             table.name: TableReader(directory, table, manifest.of_kind("rows", table.name), manifest.tablet_bits)
             for table in manifest.tables
         }
-        self._side_files: dict[tuple[FileKind, str | None], pa.Table] = {}
+        self._side_files = SideFiles(directory, manifest)
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -122,7 +122,7 @@ class Checkpoint:
 
     def changes_since(self, tablet: int) -> int:
         """The `since_version` that gives all that changed after this checkpoint."""
-        return int(self._tablet_line(tablet)["changes_since"])
+        return self._tablet_line(tablet)["changes_since"]
 
     def restore(self, store: RestoreTarget, *, only: Collection[str] | None = None) -> RestoreReport:
         """What was restored. Every tablet of the store is replaced: rows, optimizer state, counters, applied memory.
@@ -179,73 +179,33 @@ class Checkpoint:
         return TabletSnapshot(
             tablet=tablet,
             tablet_bits=self.tablet_bits,
-            version=int(line["version"]),
+            version=line["version"],
             since_version=None if line["is_whole"] or self._base is None else self._base.changes_since(tablet),
-            erased_since=int(line["erased_since"]),
-            push_count=int(line["push_count"]),
+            erased_since=line["erased_since"],
+            push_count=line["push_count"],
             tables={name: self._own_rows(name, tablet) for name in self._tables},
-            applied=self._own_memory(tablet),
+            applied=AppliedMemory(*self._side_files.of_tablet("applied", None, tablet)[1:]),
         )
 
     def _own_rows(self, name: str, tablet: int) -> TableRows:
+        admission = self._side_files.of_tablet("admission", name, tablet)
+        erased = self._side_files.of_tablet("erased", name, tablet)
         rows = self._tables[name].rows(tablet)
-        admission = self._of_tablet("admission", name, tablet)
-        erased = self._of_tablet("erased", name, tablet)
-        return TableRows(
-            keys=rows.keys,
-            weights=rows.weights,
-            state=rows.state,
-            count=rows.count,
-            touched_at=rows.touched_at,
-            version=rows.version,
-            admission_keys=numbers(admission, "key"),
-            admission_counts=numbers(admission, "count"),
-            erased_keys=numbers(erased, "key"),
-            erased_versions=numbers(erased, "version"),
+        if not len(admission[0]) and not len(erased[0]):
+            return rows
+        return replace(
+            rows,
+            admission_keys=admission[0],
+            admission_counts=admission[1],
+            erased_keys=erased[0],
+            erased_versions=erased[1],
         )
 
-    def _own_memory(self, tablet: int) -> AppliedMemory:
-        table = self._side_file("applied", None)
-        tablets = numbers(table, "tablet")
-        start, stop = np.searchsorted(tablets, [tablet, tablet + 1])
-        part = table.slice(int(start), int(stop - start))
-        return AppliedMemory(numbers(part, "unit"), numbers(part, "lease"), numbers(part, "batch"))
-
-    def _of_tablet(self, kind: FileKind, name: str, tablet: int) -> pa.Table:
-        table = self._side_file(kind, name)
-        keys = numbers(table, "key")
-        shift = 64 - self.tablet_bits
-        start = int(np.searchsorted(keys, np.uint64(tablet << shift)))
-        last = tablet + 1 == 1 << self.tablet_bits
-        stop = len(keys) if last else int(np.searchsorted(keys, np.uint64((tablet + 1) << shift)))
-        return table.slice(start, stop - start)
-
     def _tablet_line(self, tablet: int) -> dict[str, int]:
-        table = self._side_file("tablets", None)
-        if not 0 <= tablet < len(table):
-            raise CorruptCheckpointError(f"{self.path}: expected tablet {tablet} on record, got {len(table)} tablets")
-        return {name: int(table.column(name)[tablet].as_py()) for name in table.schema.names}
-
-    def _side_file(self, kind: FileKind, name: str | None) -> pa.Table:
-        """The small files of one kind as one table; read once."""
-        found = self._side_files.get((kind, name))
-        if found is None:
-            schema = {
-                "admission": ADMISSION_SCHEMA,
-                "erased": ERASED_SCHEMA,
-                "applied": APPLIED_SCHEMA,
-                "tablets": TABLETS_SCHEMA,
-            }[kind]
-            parts = [self._read_table(entry.path) for entry in self.manifest.of_kind(kind, name)]
-            found = pa.concat_tables([schema.empty_table(), *parts]).combine_chunks()
-            self._side_files[kind, name] = found
-        return found
-
-    def _read_table(self, path: str) -> pa.Table:
-        try:
-            return pa.ipc.open_file(self.directory.open(path)).read_all()
-        except (OSError, pa.ArrowInvalid) as error:
-            raise CorruptCheckpointError(f"{self.path}/{path}: expected an Arrow IPC file, got {error}") from error
+        columns = self._side_files.columns("tablets", None)
+        if not 0 <= tablet < len(columns[0]):
+            raise CorruptCheckpointError(f"{self.path}: expected tablet {tablet} on record, got {len(columns[0])}")
+        return {name: int(column[tablet]) for name, column in zip(TABLETS_SCHEMA.names, columns, strict=True)}
 
 
 def open_checkpoint(

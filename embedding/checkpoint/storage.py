@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import io
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import fs as pafs
+
+from .checksum_file import BackgroundWork, ChecksumFile
 
 _TEMPORARY_MARK = ".tmp-"
 _READ_BYTES = 1 << 20
@@ -99,14 +99,14 @@ class Directory:
                     digest.update(chunk)
         return digest.hexdigest()
 
-    def create(self, name: str) -> ChecksumFile:
-        """A new file that counts and sums what is written to it. Raises: OSError."""
+    def create(self, name: str, work: BackgroundWork | None = None) -> ChecksumFile:
+        """A new file that counts and sums what is written to it, the sums on `work`'s thread. Raises: OSError."""
         path = f"{self.path}/{name}"
         if self.is_local:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            return ChecksumFile(open(path, "wb"))
+            return ChecksumFile(open(path, "wb"), work)
         self.filesystem.create_dir(path.rsplit("/", 1)[0], recursive=True)
-        return ChecksumFile(self.filesystem.open_output_stream(path))
+        return ChecksumFile(self.filesystem.open_output_stream(path), work)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole file and make it durable."""
@@ -135,53 +135,6 @@ class Directory:
         if self.is_local:
             for folder, _, _ in os.walk(self.path):
                 _sync_path(folder)
-
-
-class ChecksumFile(io.RawIOBase):
-    """A file being written: counts bytes and sums them (sha256) as they pass. Thread safety: one thread at a time."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__()
-        self._file = file
-        self._digest = hashlib.sha256()
-        self._bytes = 0
-
-    def writable(self) -> bool:
-        """True."""
-        return True
-
-    def write(self, data: Any) -> int:
-        """Bytes written, which is all of `data`. Raises: OSError."""
-        view = memoryview(data).cast("B")
-        self._file.write(view)
-        self._digest.update(view)
-        self._bytes += len(view)
-        return len(view)
-
-    def tell(self) -> int:
-        """Bytes written so far."""
-        return self._bytes
-
-    def sha256(self) -> str:
-        """sha256 of the bytes so far, in hex."""
-        return self._digest.hexdigest()
-
-    def abandon(self) -> None:
-        """Close without caring for what was written; never raises."""
-        with suppress(OSError, ValueError):
-            super().close()
-            self._file.close()
-
-    def close(self) -> None:
-        """Flush, make durable (on a local disk), close."""
-        if not self.closed:
-            try:
-                self._file.flush()
-                if hasattr(self._file, "fileno") and not isinstance(self._file, pa.NativeFile):
-                    os.fsync(self._file.fileno())
-            finally:
-                super().close()
-                self._file.close()
 
 
 @contextmanager
@@ -239,31 +192,6 @@ def remove_abandoned(root: Directory) -> None:
 def is_temporary(name: str) -> bool:
     """Whether `name` is that of a directory still being written, or left by a writer that died."""
     return _TEMPORARY_MARK in name
-
-
-class BackgroundCloser:
-    """Closes (and so makes durable) files on a thread of its own: the disk works while the next file is filled."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, "checkpoint-sync")
-        self._pending: list[Future[None]] = []
-
-    def close(self, file: ChecksumFile) -> None:
-        """Queue one file. Raises: OSError of a file queued before."""
-        for future in self._pending:
-            if future.done():
-                future.result()
-        self._pending.append(self._pool.submit(file.close))
-
-    def shut_down(self) -> None:
-        """Wait until every queued file is closed, whatever became of it."""
-        self._pool.shutdown(wait=True)
-
-    def finish(self) -> None:
-        """Wait for all. Raises: OSError of the first that failed."""
-        self.shut_down()
-        for future in self._pending:
-            future.result()
 
 
 def _sync_path(path: str) -> None:

@@ -86,19 +86,38 @@ def row_batch(schema: pa.Schema, rows: TableRows) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([_column(field.type, columns[field.name]) for field in schema], schema=schema)
 
 
-def rows_of_batch(batch: pa.RecordBatch, start: int, stop: int) -> TableRows:
-    """Views of rows [start, stop) of a record batch, with no counters and no erased keys."""
-    part = batch.slice(start, stop - start)
-    names = part.schema.names
+def rows_of_batch(batch: pa.RecordBatch) -> TableRows:
+    """Views of the rows of a record batch, with no counters and no erased keys."""
+    names = batch.schema.names
     return TableRows(
-        keys=numbers(part, "key"),
-        weights=_matrix(part, "weights"),
-        state=_matrix(part, "state") if "state" in names else np.empty((part.num_rows, 0), np.float32),
-        count=numbers(part, "count"),
-        touched_at=numbers(part, "touched_at"),
-        version=numbers(part, "version"),
-        **_no_extras(),
+        keys=numbers(batch, "key"),
+        weights=_matrix(batch, "weights"),
+        state=_matrix(batch, "state") if "state" in names else np.empty((batch.num_rows, 0), np.float32),
+        count=numbers(batch, "count"),
+        touched_at=numbers(batch, "touched_at"),
+        version=numbers(batch, "version"),
+        **_NO_EXTRAS,
     )
+
+
+def slice_rows(rows: TableRows, start: int, stop: int) -> TableRows:
+    """Views of rows [start, stop), with no counters and no erased keys."""
+    part = slice(start, stop)
+    return TableRows(
+        keys=rows.keys[part],
+        weights=rows.weights[part],
+        state=rows.state[part],
+        count=rows.count[part],
+        touched_at=rows.touched_at[part],
+        version=rows.version[part],
+        **_NO_EXTRAS,
+    )
+
+
+def tablet_starts(keys: Column, tablet_bits: int) -> list[int]:
+    """2^tablet_bits + 1 positions in ascending `keys`: those of tablet t lie in [starts[t], starts[t + 1])."""
+    bounds = np.arange(1, 1 << tablet_bits, dtype=np.uint64) << np.uint64(64 - tablet_bits)
+    return [0, *np.searchsorted(keys, bounds).tolist(), len(keys)]
 
 
 def concat_rows(parts: Sequence[TableRows], table: TableConfig) -> TableRows:
@@ -108,9 +127,7 @@ def concat_rows(parts: Sequence[TableRows], table: TableConfig) -> TableRows:
     if not parts:
         return empty_rows(table)
     names = ("keys", "weights", "state", "count", "touched_at", "version")
-    return TableRows(
-        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}, **_no_extras()
-    )
+    return TableRows(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}, **_NO_EXTRAS)
 
 
 def empty_rows(table: TableConfig) -> TableRows:
@@ -122,7 +139,7 @@ def empty_rows(table: TableConfig) -> TableRows:
         count=np.empty(0, np.uint32),
         touched_at=np.empty(0, np.uint32),
         version=np.empty(0, np.uint32),
-        **_no_extras(),
+        **_NO_EXTRAS,
     )
 
 
@@ -133,12 +150,9 @@ def record_batch(schema: pa.Schema, columns: Sequence[Column]) -> pa.RecordBatch
     )
 
 
-def numbers(batch: pa.RecordBatch | pa.Table, name: str) -> Column:
-    """A number column as NumPy; over the same memory for a record batch."""
-    column = batch.column(name)
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    return np.asarray(column.to_numpy(zero_copy_only=len(column) > 0))
+def numbers(batch: pa.RecordBatch, name: str) -> Column:
+    """A number column of a record batch as NumPy, over the same memory."""
+    return _values(batch.column(name))
 
 
 def sorted_memory(applied: AppliedMemory) -> AppliedMemory:
@@ -157,15 +171,21 @@ def _column(data_type: pa.DataType, values: Column) -> pa.Array:
 
 def _matrix(batch: pa.RecordBatch, name: str) -> Column:
     column = batch.column(name)
-    flat = column.flatten()
-    values = flat.to_numpy(zero_copy_only=len(flat) > 0)
-    return np.asarray(values.reshape(len(column), column.type.list_size))
+    width = column.type.list_size
+    return _values(column.values)[column.offset * width : (column.offset + len(column)) * width].reshape(-1, width)
 
 
-def _no_extras() -> dict[str, Column]:
-    return {
-        "admission_keys": np.empty(0, np.uint64),
-        "admission_counts": np.empty(0, np.uint32),
-        "erased_keys": np.empty(0, np.uint64),
-        "erased_versions": np.empty(0, np.uint32),
-    }
+def _values(array: pa.Array) -> Column:
+    # Not Array.to_numpy, which imports pandas: half a second in a process that does nothing else.
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    if not len(array):
+        return np.empty(0, dtype)
+    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+
+
+_NO_EXTRAS: dict[str, Column] = {
+    "admission_keys": np.empty(0, np.uint64),
+    "admission_counts": np.empty(0, np.uint32),
+    "erased_keys": np.empty(0, np.uint64),
+    "erased_versions": np.empty(0, np.uint32),
+}

@@ -8,8 +8,9 @@ import pyarrow as pa
 
 from ..table_config import TableConfig
 from ..table_group import TableRows
+from .checksum_file import BackgroundWork, ChecksumFile
 from .manifest import FileEntry, FileKind
-from .storage import BackgroundCloser, ChecksumFile, Directory
+from .storage import Directory
 from .tablet_file import (
     ADMISSION_SCHEMA,
     ERASED_SCHEMA,
@@ -33,12 +34,12 @@ class FileSeries:
     def __init__(
         self,
         target: Directory,
-        closer: BackgroundCloser,
+        work: BackgroundWork,
         kind: FileKind,
         schema: pa.Schema,
         table: tuple[int, str] | None = None,
     ) -> None:
-        self._target, self._closer, self._kind, self._schema, self._table = target, closer, kind, schema, table
+        self._target, self._work, self._kind, self._schema, self._table = target, work, kind, schema, table
         self._entries: list[FileEntry] = []
         self._file: ChecksumFile | None = None
         self._writer: pa.RecordBatchFileWriter | None = None
@@ -56,7 +57,7 @@ class FileSeries:
         if self._writer is None:
             index, table = self._table or (None, "")
             self._name = file_name(self._kind, tablet, index, table)
-            self._file = self._target.create(self._name)
+            self._file = self._target.create(self._name, self._work)
             self._writer = pa.ipc.new_file(self._file, self._schema)
             self._first, self._rows = tablet, 0
         self._writer.write_batch(batch)
@@ -94,18 +95,18 @@ class FileSeries:
             )
         )
         self._file = self._writer = None
-        self._closer.close(file)
+        self._work.close(file)
 
 
 class TableFiles:
     """Row, admission and erased files of one table. Batches depend on the rows alone: equal rows give equal bytes."""
 
-    def __init__(self, target: Directory, closer: BackgroundCloser, index: int, table: TableConfig) -> None:
+    def __init__(self, target: Directory, work: BackgroundWork, index: int, table: TableConfig) -> None:
         self.table = table
         self._schema = row_schema(table)
-        self._rows = FileSeries(target, closer, "rows", self._schema, (index, table.name))
-        self._admission = FileSeries(target, closer, "admission", ADMISSION_SCHEMA, (index, table.name))
-        self._erased = FileSeries(target, closer, "erased", ERASED_SCHEMA, (index, table.name))
+        self._rows = FileSeries(target, work, "rows", self._schema, (index, table.name))
+        self._admission = FileSeries(target, work, "admission", ADMISSION_SCHEMA, (index, table.name))
+        self._erased = FileSeries(target, work, "erased", ERASED_SCHEMA, (index, table.name))
         self._pending: list[TableRows] = []
         self._pending_bytes = 0
         self._first_pending = self._last_pending = 0

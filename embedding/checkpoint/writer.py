@@ -16,10 +16,11 @@ from safetensors.numpy import save as save_tensors
 from ..errors import CheckpointMismatchError, CheckpointWriteError
 from ..table_config import TableConfig
 from .catalog import next_sequence, step_names
+from .checksum_file import BackgroundWork
 from .manifest import MANIFEST_NAME, FileEntry, Manifest, encode_manifest, json_hash, package_version, require_json
 from .reader import Checkpoint, open_checkpoint
 from .snapshot_stream import SnapshotSource, StoreFailure, snapshots
-from .storage import BackgroundCloser, Directory, committed_directory
+from .storage import Directory, committed_directory
 from .tablet_file import APPLIED_SCHEMA, TABLETS_SCHEMA, Column, record_batch, sorted_memory
 from .tablet_file_writer import FileSeries, TableFiles
 
@@ -150,10 +151,10 @@ def _write_tablets(
 ) -> list[FileEntry]:
     """Files of all tablets; one tablet is read ahead while the one before it is written."""
     with ExitStack() as stack:
-        closer = BackgroundCloser()
-        stack.callback(closer.shut_down)
-        writers = [stack.enter_context(TableFiles(target, closer, index, table)) for index, table in enumerate(tables)]
-        applied = stack.enter_context(FileSeries(target, closer, "applied", APPLIED_SCHEMA))
+        work = BackgroundWork()
+        stack.callback(work.shut_down)
+        writers = [stack.enter_context(TableFiles(target, work, index, table)) for index, table in enumerate(tables)]
+        applied = stack.enter_context(FileSeries(target, work, "applied", APPLIED_SCHEMA))
         lines: list[tuple[int, ...]] = []
         for snapshot, changes_since in snapshots(
             store, None if base is None else base.changes_since, base.name if base is not None else ""
@@ -178,14 +179,14 @@ def _write_tablets(
                     is_whole,
                 )
             )
-        tablets = stack.enter_context(FileSeries(target, closer, "tablets", TABLETS_SCHEMA))
+        tablets = stack.enter_context(FileSeries(target, work, "tablets", TABLETS_SCHEMA))
         columns = [
             np.array([line[index] for line in lines], field.type.to_pandas_dtype())
             for index, field in enumerate(TABLETS_SCHEMA)
         ]
         tablets.add(0, record_batch(TABLETS_SCHEMA, columns), last_tablet=len(lines) - 1)
         entries = [entry for writer in writers for entry in writer.finish()] + applied.finish() + tablets.finish()
-        closer.finish()
+        work.finish()
         return entries
 
 

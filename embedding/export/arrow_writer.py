@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..checkpoint.storage import ChecksumFile, Directory
+from ..checkpoint.checksum_file import ChecksumFile
+from ..checkpoint.storage import Directory
 from .manifest import ExportedFile
 from .vectors import VECTOR_DTYPES, ExportRows, TableExport
 

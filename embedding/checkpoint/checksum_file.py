@@ -1,0 +1,124 @@
+"""Files being written: counted, summed and made durable beside the thread that fills them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import IO, Any
+
+import pyarrow as pa
+
+_SUM_BYTES = 1 << 20
+_SUMS_AHEAD = 8
+
+
+class BackgroundWork:
+    """Two threads for the files of one save: one takes checksums, one closes files and makes them durable.
+
+    So processor, disk and the thread that fills files work at the same time. Thread safety: one thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._sums = ThreadPoolExecutor(1, "checksums")
+        self._closing = ThreadPoolExecutor(1, "file-close")
+        self._pending: list[Future[None]] = []
+
+    def sum(self, file: ChecksumFile, views: list[memoryview]) -> Future[None]:
+        """Queue bytes of a file for its checksum; those of one file are summed in the order they are queued."""
+        return self._sums.submit(file.sum, views)
+
+    def close(self, file: ChecksumFile) -> None:
+        """Queue one file. Raises: OSError of a file queued before."""
+        for future in self._pending:
+            if future.done():
+                future.result()
+        self._pending.append(self._closing.submit(file.close))
+
+    def finish(self) -> None:
+        """Wait for all files. Raises: OSError of the first that failed."""
+        self.shut_down()
+        for future in self._pending:
+            future.result()
+
+    def shut_down(self) -> None:
+        """Wait until everything queued is done, whatever became of it."""
+        self._sums.shutdown(wait=True)
+        self._closing.shutdown(wait=True)
+
+
+class ChecksumFile(io.RawIOBase):
+    """A file being written: counts bytes and sums them (sha256) as they pass, on `work`'s thread where there is one.
+
+    Buffers must not be changed after `write`. Thread safety: one thread at a time.
+    """
+
+    def __init__(self, file: IO[bytes], work: BackgroundWork | None = None) -> None:
+        super().__init__()
+        self._file, self._work = file, work
+        self._digest = hashlib.sha256()
+        self._bytes = 0
+        self._unsummed: list[memoryview] = []
+        self._unsummed_bytes = 0
+        self._summing: deque[Future[None]] = deque()
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Bytes written, which is all of `data`. Raises: OSError."""
+        view = memoryview(data).cast("B")
+        if self._work is None:
+            self._digest.update(view)
+        else:
+            self._unsummed.append(view)
+            self._unsummed_bytes += len(view)
+            if self._unsummed_bytes >= _SUM_BYTES:
+                self._sum_later(self._work)
+        self._file.write(view)
+        self._bytes += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._bytes
+
+    def sha256(self) -> str:
+        """sha256 of the bytes so far, in hex."""
+        if self._work is not None:
+            self._sum_later(self._work)
+            while self._summing:
+                self._summing.popleft().result()
+        return self._digest.hexdigest()
+
+    def sum(self, views: list[memoryview]) -> None:
+        """Take bytes into the checksum."""
+        for view in views:
+            self._digest.update(view)
+
+    def close(self) -> None:
+        """Flush, make durable (on a local disk), close."""
+        if not self.closed:
+            try:
+                self._file.flush()
+                if hasattr(self._file, "fileno") and not isinstance(self._file, pa.NativeFile):
+                    os.fsync(self._file.fileno())
+            finally:
+                super().close()
+                self._file.close()
+
+    def abandon(self) -> None:
+        """Close without caring for what was written; never raises."""
+        with suppress(OSError, ValueError):
+            super().close()
+            self._file.close()
+
+    def _sum_later(self, work: BackgroundWork) -> None:
+        views, self._unsummed, self._unsummed_bytes = self._unsummed, [], 0
+        self._summing.append(work.sum(self, views))
+        while len(self._summing) > _SUMS_AHEAD:
+            self._summing.popleft().result()
