@@ -9,7 +9,6 @@ import logging
 import os
 import secrets
 import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +26,6 @@ from .allocator import keep_large_buffers
 from .channel_options import server_options
 from .cluster_spec import ClusterSpec
 from .durable_shard import DurableShard
-from .errors import PushLogFailedError
 from .push_log_files import DiskFolder
 from .push_log_writer import LogLimits
 from .security import ServerSecurity, TokenCheck
@@ -115,7 +113,7 @@ class ShardServer:
         )
         self.metrics = ShardMetrics(shard, lambda: self._durable.log_bytes)
         self.service = ParameterServerService(
-            self._durable, identity, self.map, self.metrics, options.max_request_bytes, self._fail
+            self._durable, identity, self.map, self.metrics, options.max_request_bytes
         )
         self._pool = ThreadPoolExecutor(options.workers, thread_name_prefix="call")
         interceptors: list[grpc.ServerInterceptor] = (
@@ -129,8 +127,6 @@ class ShardServer:
         self._exporter: WSGIServer | None = None
         self._socket_lock: IO[str] | None = None
         self.address = spec.shards[options.index]
-        self.failure: str | None = None
-        self.ended = threading.Event()
         self.metrics_address: str | None = None
 
     def start(self) -> ShardServer:
@@ -176,12 +172,6 @@ class ShardServer:
             self._socket_lock.close()
         _log.info("shard %d of %s drained and stopped", self.options.index, self.options.spec.name)
 
-    def _fail(self, reason: str) -> None:
-        if self.failure is None:
-            _log.error("shard %d cannot go on: %s", self.options.index, reason)
-        self.failure = reason
-        self.ended.set()
-
     def _bind(self, address: str) -> str:
         if address.startswith("unix:"):
             self._socket_lock = _claim_socket(Path(address[len("unix:") :]))
@@ -218,17 +208,18 @@ class ShardServer:
 def serve(options: ShardOptions) -> None:
     """Serve one shard until SIGTERM or SIGINT, then drain it. Main thread only.
 
-    Raises: PushLogFailedError if it cannot go on and must be started again from its log."""
+    Raises: PushLogFailedError, after draining, when the shard has to be started again from its push log."""
     server = ShardServer(options)
+    stopping = server.service.stopping
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: server.ended.set())
+        signal.signal(number, lambda *_: stopping.set())
     try:
         server.start()
-        server.ended.wait()
+        stopping.wait()
     finally:
         server.stop()
-    if server.failure is not None:
-        raise PushLogFailedError(server.failure)
+    if server.service.failure is not None:
+        raise server.service.failure
 
 
 def open_durable_shard(shard: Shard, options: ShardOptions, files: contextlib.ExitStack) -> DurableShard:

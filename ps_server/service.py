@@ -65,10 +65,7 @@ class ParameterServerService:
         tablet_map: TabletMap,
         metrics: ShardMetrics,
         max_request_bytes: int,
-        on_failure: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """on_failure: told once the shard cannot go on and has to be started again from its log."""
-        self._on_failure = on_failure
         self._durable = shard
         self._shard = shard.shard
         self._identity = identity

@@ -404,6 +404,7 @@ def merge_updates(reports: Sequence[UpdateReport]) -> UpdateReport:
                 known.not_admitted + update.not_admitted,
                 known.non_finite + update.non_finite,
                 known.over_limit + update.over_limit,
+                known.evicted + update.evicted,
             )
         for name, refused in report.non_finite_keys.items():
             keys[name] = (keys.get(name, ()) + refused)[:16]

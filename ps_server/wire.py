@@ -283,6 +283,7 @@ def _encode_report(report: PushReport) -> pb.Report:
             not_admitted=update.not_admitted,
             non_finite=update.non_finite,
             over_limit=update.over_limit,
+            evicted=update.evicted,
             non_finite_keys=report.non_finite_keys.get(table, ()),
         )
     return message
@@ -290,7 +291,9 @@ def _encode_report(report: PushReport) -> pb.Report:
 
 def _decode_report(message: pb.Report) -> PushReport:
     tables = {
-        part.table: TableUpdate(part.applied, part.created, part.not_admitted, part.non_finite, part.over_limit)
+        part.table: TableUpdate(
+            part.applied, part.created, part.not_admitted, part.non_finite, part.over_limit, part.evicted
+        )
         for part in message.tables
     }
     keys = {part.table: tuple(part.non_finite_keys) for part in message.tables if part.non_finite_keys}

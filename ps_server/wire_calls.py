@@ -160,6 +160,7 @@ def encode_snapshot(snapshot: TabletSnapshot) -> pb.TabletSnapshot:
         applied_unit=applied.unit.tobytes(),
         applied_lease=applied.lease.tobytes(),
         applied_batch=applied.batch.tobytes(),
+        erased_since=snapshot.erased_since,
     )
     for name, rows in snapshot.tables.items():
         message.tables.add(
@@ -192,6 +193,7 @@ def decode_snapshot(message: pb.TabletSnapshot) -> TabletSnapshot:
             message.push_count,
             {rows.table: _decode_rows(rows) for rows in message.tables},
             _decode_applied(message),
+            message.erased_since,
         )
     except (ValueError, KeyError) as error:
         raise WireFormatError(f"expected a snapshot of tablet {message.tablet}, got: {error}") from None

@@ -151,7 +151,7 @@ class DictionaryTables:
 
 def same_snapshot(left, right):
     """Whether two snapshots hold equal bits."""
-    head = ("tablet", "tablet_bits", "version", "since_version", "push_count")
+    head = ("tablet", "tablet_bits", "version", "since_version", "push_count", "erased_since")
     return (
         all(getattr(left, name) == getattr(right, name) for name in head)
         and left.tables.keys() == right.tables.keys()
