@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -51,7 +53,7 @@ def assert_same(features: FeatureMap, records: pa.RecordBatch | pa.Table) -> Non
 def cut(records: pa.Table, cuts: list[int]) -> pa.Table:
     """The same rows as chunks that are slices of one parent."""
     bounds = [0, *sorted(c % (records.num_rows + 1) for c in cuts), records.num_rows]
-    return pa.concat_tables([records.slice(a, b - a) for a, b in zip(bounds, bounds[1:], strict=False)])
+    return pa.concat_tables([records.slice(a, b - a) for a, b in itertools.pairwise(bounds)])
 
 
 @st.composite
