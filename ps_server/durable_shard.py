@@ -145,6 +145,14 @@ class DurableShard:
         version = self._decide_and_carry_out(lambda: self.shard.decide_cut(token, tablet))
         return version if isinstance(version, int) else None
 
+    def drop_table(self, token: PushToken, name: str) -> None:
+        """Remove a table with its rows, durable. Raises: UnknownTableError."""
+        self._decide_and_carry_out(lambda: self.shard.decide_drop_table(token, name))
+
+    def restore(self, token: PushToken, snapshot: TabletSnapshot) -> None:
+        """Replace (or merge a delta into) one tablet that is owned, durable. Raises: WrongShardError."""
+        self._decide_and_carry_out(lambda: self.shard.decide_import(token, snapshot))
+
     def ensure_tables(self, tables: Sequence[TableConfig]) -> None:
         """Make the tables exist, durable. Raises: TableConflictError; of several new tables, those before stay."""
         with self._turn:

@@ -82,6 +82,7 @@ class DropTable:
     """A table removed with its rows."""
 
     name: str
+    token: PushToken | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class ImportTablet:
     """A tablet replaced by (or a delta merged from) a snapshot, with its applied memory; the shard owns it from now."""
 
     snapshot: TabletSnapshot
+    token: PushToken | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,6 @@ def restrict(mutation: Mutation, tablets: TabletMask) -> Mutation | None:
             return replace(mutation, tablets=mask) if mask.any() else None
         case CutTablet(tablet=tablet) | DropTablet(tablet=tablet):
             return mutation if tablets[tablet] else None
-        case ImportTablet(snapshot):
+        case ImportTablet(snapshot=snapshot):
             return mutation if tablets[snapshot.tablet] else None
     return mutation

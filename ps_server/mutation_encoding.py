@@ -100,8 +100,8 @@ class _Body:
         self.fields[name] = len(mask)
         self.put_array(f"{name}.{_MASK}", np.packbits(mask, bitorder="little"))
 
-    def put_token(self, token: PushToken) -> None:
-        self.fields["token"] = [int(token.unit), int(token.lease), int(token.batch)]
+    def put_token(self, token: PushToken | None) -> None:
+        self.fields["token"] = None if token is None else [int(token.unit), int(token.lease), int(token.batch)]
 
     def put_keys(self, keys: TableKeys) -> None:
         self.fields["tables"] = list(keys.tables)
@@ -146,6 +146,9 @@ class _Parts:
 
     def token(self) -> PushToken:
         return PushToken(*self.fields["token"])
+
+    def optional_token(self) -> PushToken | None:
+        return None if self.fields["token"] is None else self.token()
 
     def keys(self) -> TableKeys:
         return TableKeys(tuple(self.fields["tables"]), self.arrays[_KEYS], np.array(self.fields["splits"], np.int64))
@@ -238,6 +241,7 @@ def _read_ensure(parts: _Parts) -> EnsureTables:
 
 
 def _write_drop_table(body: _Body, drop: DropTable) -> None:
+    body.put_token(drop.token)
     body.fields["name"] = drop.name
 
 
@@ -247,6 +251,7 @@ def _write_cut(body: _Body, cut: CutTablet) -> None:
 
 
 def _write_import(body: _Body, imported: ImportTablet) -> None:
+    body.put_token(imported.token)
     snapshot = imported.snapshot
     for name in ("tablet", "tablet_bits", "version", "push_count"):
         body.fields[name] = int(getattr(snapshot, name))
@@ -266,7 +271,7 @@ def _read_import(parts: _Parts) -> ImportTablet:
     }
     applied = AppliedMemory(**{field.name: parts.arrays[f"applied.{field.name}"] for field in fields(AppliedMemory)})
     numbers = {name: parts.fields[name] for name in ("tablet", "tablet_bits", "version", "since_version", "push_count")}
-    return ImportTablet(TabletSnapshot(**numbers, tables=tables, applied=applied))
+    return ImportTablet(TabletSnapshot(**numbers, tables=tables, applied=applied), parts.optional_token())
 
 
 def _write_adopt(body: _Body, adopt: AdoptMap) -> None:
@@ -313,7 +318,7 @@ _READERS: dict[int, Callable[[_Parts], Mutation]] = {
     3: _read_erase,
     4: _read_evict,
     5: _read_ensure,
-    6: lambda parts: DropTable(parts.fields["name"]),
+    6: lambda parts: DropTable(parts.fields["name"], parts.optional_token()),
     7: lambda parts: CutTablet(parts.token(), parts.fields["tablet"]),
     8: _read_import,
     9: lambda parts: DropTablet(parts.fields["tablet"]),

@@ -217,9 +217,11 @@ class RemoteStore:
     def restore(self, snapshot: TabletSnapshot) -> None:
         """Replace (or merge a delta into) one tablet."""
         with self._turn():
-            message = encode_snapshot(snapshot)
+            message, token = encode_snapshot(snapshot), encode_token(self._tokens.next())
             self._at_tablet(
-                snapshot.tablet, "Restore", lambda header: pb.RestoreRequest(header=header, snapshot=message)
+                snapshot.tablet,
+                "Restore",
+                lambda header: pb.RestoreRequest(header=header, token=token, snapshot=message),
             )
 
     def cut(self, tablet: int) -> int:

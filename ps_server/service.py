@@ -19,7 +19,7 @@ from . import parameter_server_pb2 as pb
 from .durable_shard import DurableShard
 from .errors import LostRowsError, PushLogFailedError, RequestTooLargeError, WireFormatError, WrongPeerError
 from .gradient_norms import GradientNorms
-from .mutation import AdoptMap, CompleteUnit, DropTable, EnsureTables, ImportTablet
+from .mutation import AdoptMap, CompleteUnit, EnsureTables
 from .refusal import REFUSAL_KEY, refusal_of
 from .service_name import SERVICE
 from .shard_metrics import ShardMetrics
@@ -171,7 +171,7 @@ class ParameterServerService:
     def _drop_table(self, data: bytes) -> bytes:
         request = parse(data, pb.DropTableRequest())
         self._check(request.header)
-        self._durable.apply(DropTable(request.table))
+        self._durable.drop_table(decode_token(request.token), request.table)
         return _count(1)
 
     def _assign(self, data: bytes) -> bytes:
@@ -212,9 +212,7 @@ class ParameterServerService:
     def _restore(self, data: bytes) -> bytes:
         request = parse(data, pb.RestoreRequest())
         self._check(request.header)
-        snapshot = decode_snapshot(request.snapshot)
-        self._shard.check_tablet(snapshot.tablet)
-        self._durable.apply(ImportTablet(snapshot))
+        self._durable.restore(decode_token(request.token), decode_snapshot(request.snapshot))
         return _count(1)
 
     def _cut(self, data: bytes) -> bytes:

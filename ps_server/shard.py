@@ -263,6 +263,19 @@ class Shard:
         self.check_tablet(tablet)
         return CutTablet(token, tablet) if self._memory.judge(token, self._only(tablet)).fresh.any() else None
 
+    def decide_drop_table(self, token: PushToken, name: str) -> DropTable | None:
+        """The mutation that drops the table, or None where the token was carried out already."""
+        return DropTable(name, token) if self._memory.judge(token, self._owned).fresh.any() else None
+
+    def decide_import(self, token: PushToken, snapshot: TabletSnapshot) -> ImportTablet | None:
+        """The mutation that restores an owned tablet, or None where it had the token already.
+
+        A first try that is still on its way when its repeat was answered would else undo what came after.
+        Raises: WrongShardError."""
+        self.check_tablet(snapshot.tablet)
+        tablet = self._only(snapshot.tablet)
+        return ImportTablet(snapshot, token) if self._memory.judge(token, tablet).fresh.any() else None
+
     def apply(self, mutation: Mutation) -> UpdateReport | int | dict[str, int] | None:
         """What the mutation did: a report, a number of rows, or nothing. Decides nothing: replay calls it too."""
         match mutation:
@@ -285,14 +298,18 @@ class Shard:
                 return evicted
             case EnsureTables(tables):
                 self._ensure_tables(tables)
-            case DropTable(name):
+            case DropTable(name, token):
                 self._tables.drop_table(name)
+                if token is not None:
+                    self._memory.remember(token, self._owned)
             case CutTablet(token, tablet):
                 version = self._tables.cut(tablet)
                 self._memory.remember(token, self._only(tablet))
                 return version
-            case ImportTablet(snapshot):
+            case ImportTablet(snapshot, token):
                 self._import_tablet(snapshot)
+                if token is not None:
+                    self._memory.remember(token, self._only(snapshot.tablet))
             case DropTablet(tablet):
                 self._drop_tablet(tablet)
             case CompleteUnit(unit):

@@ -430,3 +430,23 @@ def test_closed_shard_refuses_mutations():
     durable.close()
     with pytest.raises(PushLogFailedError, match="was closed"):
         durable.ensure_tables((USER,))
+
+
+def test_restore_and_drop_that_come_late_a_second_time_undo_nothing():
+    rng, tokens = np.random.default_rng(12), ClientTokens()
+    durable, _, folder = start()
+    durable.ensure_tables((USER, ITEM))
+    durable.push(push(rng, 1, 0))
+    old, restoring, dropping = durable.snapshot(1), tokens.next(), tokens.next()
+    durable.restore(restoring, old)
+    durable.drop_table(dropping, "item")
+    durable.ensure_tables((ITEM,))
+    durable.push(push(rng, 1, 1))
+    durable.push(push(rng, 1, 2, table=ITEM))
+    before = shard_state(durable.shard)
+    for again in (durable, start(folder)[0]):
+        again.restore(restoring, old)
+        again.drop_table(dropping, "item")
+        assert shard_state(again.shard) == before
+    with pytest.raises(UnknownTableError):
+        durable.drop_table(tokens.next(), "nowhere")

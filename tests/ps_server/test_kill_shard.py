@@ -1,5 +1,7 @@
 """kill -9 of shards under load: nothing acknowledged is lost, nothing is applied twice, rows are what they would be."""
 
+import collections
+
 import pytest
 from shard_processes import (
     ITEM,
@@ -12,6 +14,7 @@ from shard_processes import (
     rows_of,
     run_clients,
 )
+from unreliable_proxy import TROUBLES, proxied
 
 from embershard.embedding.reference import ReferenceTableGroup
 from embershard.ps_server.client import connect
@@ -20,6 +23,7 @@ from embershard.ps_server.mutation import ApplyPush
 from embershard.ps_server.push_log_files import DiskFolder
 from embershard.ps_server.push_log_reader import PushLogReader
 from embershard.ps_server.shard import Shard
+from embershard.ps_server.shard_link import Patience
 
 pytestmark = pytest.mark.process
 
@@ -36,7 +40,7 @@ def trained_locally(clients):
 
 
 def train_under_kills(clients, seed, durability="log", every=8):
-    """Rows and counts after the clients trained while shards were killed, and what each shard's log holds."""
+    """Rows and counts after the clients trained while shards were killed, what each shard's log holds, and the map."""
     with ShardProcesses(3, durability) as processes:
         with connect(processes.spec.shards[0]) as store:
             store.ensure_tables([USER, ITEM])
@@ -46,6 +50,20 @@ def train_under_kills(clients, seed, durability="log", every=8):
         assert processes.stop() == [0, 0, 0]
         logs = [list(log_of(options).records()) for options in processes.options]
     return rows, counts, logs, processes.spec.first_map()
+
+
+def train_through_proxies(clients, seed, kills):
+    """Rows and counts after the clients trained through proxies that harm calls, while some shards were killed."""
+    patience = Patience(attempt_seconds=0.5, connect_seconds=20)
+    with ShardProcesses(3) as processes, proxied(processes.spec, processes.folder, seed) as (addresses, proxies):
+        with connect(processes.spec.shards[0]) as store:
+            store.ensure_tables([USER, ITEM])
+            with killed_at_random(processes, seed, kills, every=20) as disturb:
+                run_clients(clients, lambda: connect(addresses, patience=patience), disturb)
+            rows, counts = rows_of(store), counts_of(store)
+        did = sum((proxy.did for proxy in proxies), collections.Counter())
+        assert all(did[trouble] for trouble in TROUBLES), did
+    return rows, counts
 
 
 def log_of(options):
@@ -98,3 +116,21 @@ def test_two_clients_with_common_keys_get_exact_counts_and_the_rows_of_a_serial_
         owned = tablet_map.tablets_of(number)
         replayed.update({key: value for key, value in rows_of(shard).items() if owned[key[0]]})
     assert rows == replayed
+
+
+def test_calls_dropped_delayed_doubled_and_sent_again_leave_the_rows_of_a_run_without_trouble():
+    def clients():
+        return [Client(unit=unit, batches=120, first_key=10_000 * unit) for unit in (1, 2)]
+
+    harmed = clients()
+    rows, counts = train_through_proxies(harmed, seed=4, kills=3)
+    assert rows == trained_locally(clients())
+    assert {key: counts[key] for key in total_counts(harmed)} == total_counts(harmed)
+    assert all(client.duplicates for client in harmed)
+
+
+def test_calls_dropped_delayed_doubled_and_sent_again_by_clients_with_common_keys_are_counted_once():
+    clients = [Client(unit=unit, batches=100, keys=400, feedback=False) for unit in (1, 2)]
+    _, counts = train_through_proxies(clients, seed=5, kills=3)
+    assert counts == total_counts(clients)
+    assert all(client.duplicates for client in clients)
