@@ -1,7 +1,14 @@
-"""kill -9 of shards under load: nothing acknowledged is lost, nothing is applied twice, rows are what they would be."""
+"""Killed shards, harmed calls and failing disks: nothing acknowledged is lost and nothing is applied twice."""
 
 import collections
+import contextlib
+import errno
+import resource
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import numpy as np
 import pytest
 from shard_processes import (
     ITEM,
@@ -13,15 +20,21 @@ from shard_processes import (
     killed_at_random,
     rows_of,
     run_clients,
+    spread,
 )
 from unreliable_proxy import TROUBLES, proxied
 
 from embershard.embedding.reference import ReferenceTableGroup
+from embershard.embedding.store import Push, PushToken
+from embershard.embedding.table_group import TableKeys
 from embershard.ps_server.client import connect
+from embershard.ps_server.cluster_spec import ClusterSpec
+from embershard.ps_server.errors import DurabilityError
 from embershard.ps_server.local_store import LocalStore
 from embershard.ps_server.mutation import ApplyPush
-from embershard.ps_server.push_log_files import DiskFolder
+from embershard.ps_server.push_log_files import DiskFile, DiskFolder
 from embershard.ps_server.push_log_reader import PushLogReader
+from embershard.ps_server.server import ShardOptions, ShardServer
 from embershard.ps_server.shard import Shard
 from embershard.ps_server.shard_link import Patience
 
@@ -134,3 +147,60 @@ def test_calls_dropped_delayed_doubled_and_sent_again_by_clients_with_common_key
     _, counts = train_through_proxies(clients, seed=5, kills=3)
     assert counts == total_counts(clients)
     assert all(client.duplicates for client in clients)
+
+
+def push_of(batch, seed=0):
+    """A push to one table with counts that are easy to sum."""
+    rng = np.random.default_rng((seed, batch))
+    keys = TableKeys.of("user", spread(np.arange(50), 1))
+    gradients = rng.standard_normal(50 * USER.dim).astype(np.float32)
+    return Push(PushToken(1, 1, batch), keys, gradients, np.ones(50, np.uint32), 32, batch + 1, 1000 + batch)
+
+
+def test_full_disk_refuses_pushes_loses_nothing_and_is_over_when_there_is_room():
+    with ShardProcesses(1) as processes, connect(processes.spec.shards) as store:
+        store.ensure_tables([USER])
+        for batch in range(3):
+            store.exchange(push_of(batch), None)
+        before, pid = rows_of(store), processes.processes[0].pid
+        # A limit on the size of files is a full disk as far as the shard can tell.
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (processes.log_bytes(0) + 200, resource.RLIM_INFINITY))
+        for _ in range(3):
+            with pytest.raises(DurabilityError, match=r"shard 0 .*no room for record 4 of the push log"):
+                store.exchange(push_of(3), None)
+        assert rows_of(store) == before
+        processes.kill(0)
+        processes.start(0)
+        assert rows_of(store) == before
+        resource.prlimit(processes.processes[0].pid, resource.RLIMIT_FSIZE, (300, resource.RLIM_INFINITY))
+        with pytest.raises(DurabilityError):
+            store.exchange(push_of(3), None)
+        resource.prlimit(processes.processes[0].pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        assert store.exchange(push_of(3), None).report.duplicate == 0
+        assert set(counts_of(store).values()) == {4}
+
+
+def test_failed_disk_stops_the_shard_and_clients_go_on_with_its_successor(monkeypatch):
+    def broken(_file):
+        raise OSError(errno.EIO, "injected")
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        spec = ClusterSpec(name="disk", shards=(f"unix:{folder}/0.sock",), tablet_bits=TABLET_BITS)
+        options = ShardOptions(spec=spec, folder=Path(folder) / "shard", durability="fsync")
+        server = ShardServer(options).start()
+        store = stack.enter_context(connect(spec.shards))
+        store.ensure_tables([USER])
+        store.exchange(push_of(0), None)
+        monkeypatch.setattr(DiskFile, "sync", broken)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(store.exchange, push_of(1), None)
+            assert server.ended.wait(20)
+            server.stop(1.0)
+            monkeypatch.undo()
+            assert server.failure is not None
+            assert "injected" in server.failure
+            successor = ShardServer(options).start()
+            stack.callback(successor.stop, 1.0)
+            report = answer.result(60).report
+        assert report.applied + report.duplicate == 1 << TABLET_BITS
+        assert set(counts_of(store).values()) == {2}
