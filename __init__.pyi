@@ -46,6 +46,7 @@ from .feature_map import Numeric as Numeric
 from .feature_map import Sequence as Sequence
 from .feature_map import SoftBuckets as SoftBuckets
 from .feature_map import TimePart as TimePart
+from .models import ClickLogDataset as ClickLogDataset
 from .models import DeepFM as DeepFM
 from .models import EmbeddingCollection as EmbeddingCollection
 from .models import EmbeddingOutput as EmbeddingOutput

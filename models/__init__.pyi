@@ -1,3 +1,4 @@
+from .click_log_dataset import ClickLogDataset as ClickLogDataset
 from .config import CustomModelConfig as CustomModelConfig
 from .config import DeepFMConfig as DeepFMConfig
 from .config import DenseAdagrad as DenseAdagrad
