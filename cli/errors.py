@@ -28,8 +28,12 @@ def exit_code(error: BaseException) -> int:
 
 
 def is_known(error: BaseException) -> bool:
-    """Whether the error's message was written for the user: an Embershard error or one of the operating system."""
-    return type(error).__module__.split(".")[0] == "embershard" or isinstance(error, OSError)
+    """Whether the error's message was written for the user: an Embershard error or one of the operating system.
+
+    Built-in errors that this package raises itself say `expected …, got …`; no library's do."""
+    if type(error).__module__.split(".")[0] == "embershard" or isinstance(error, OSError):
+        return True
+    return isinstance(error, ValueError | LookupError) and _message(error).startswith("expected ")
 
 
 def describe(error: BaseException) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import print_json, say, say_table
+from .console import format_value, print_json, say, say_table
 from .errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,12 +29,54 @@ def inspect(
 def _facts(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise UsageError(f"expected a checkpoint, an export, a run folder or a feature map, got no such path: {path}")
+    if _is_export(path):
+        return _export_facts(path)
     if path.is_dir():
         root = path / "checkpoints" if (path / "checkpoints").is_dir() else path
         if (path / "manifest.json").exists() or not any(root.glob("step-*")):
             return _checkpoint_facts(path)
         return _root_facts(root)
     return _feature_map_facts(path)
+
+
+def _is_export(path: Path) -> bool:
+    manifest = path / "manifest.json" if path.is_dir() else path.with_name(f"{path.name}.manifest.json")
+    try:
+        start = manifest.read_bytes()[:200]
+    except OSError:
+        return False
+    return b"embershard-export" in start
+
+
+def _export_facts(path: Path) -> dict[str, Any]:
+    from ..embedding.export import read_export_manifest
+
+    manifest = read_export_manifest(path)[1]
+    return {
+        "kind": "export",
+        "path": str(path),
+        "format": manifest.options.format,
+        "vectors": manifest.options.vectors,
+        "step": manifest.step,
+        "checkpoint": manifest.checkpoint,
+        "package_version": manifest.package_version,
+        "feature_map_hash": manifest.feature_map_hash,
+        "is_delta": manifest.since is not None,
+        "rows": sum(table.rows for table in manifest.tables),
+        "bytes": sum(file.bytes for table in manifest.tables for file in table.files),
+        "tables": [
+            {
+                "table": table.name,
+                "id": table.id,
+                "dim": table.dim,
+                "blocks": {block.name: block.dim for block in table.blocks},
+                "rows": table.rows,
+                "erased": table.erased,
+                "bytes": sum(file.bytes for file in table.files),
+            }
+            for table in manifest.tables
+        ],
+    }
 
 
 def _checkpoint_facts(path: Path) -> dict[str, Any]:
@@ -48,6 +90,7 @@ def _checkpoint_facts(path: Path) -> dict[str, Any]:
 
 
 def _manifest_facts(manifest: Manifest) -> dict[str, Any]:
+    scalars = manifest.scalars if isinstance(manifest.scalars, dict) else {}
     return {
         "step": manifest.step,
         "package_version": manifest.package_version,
@@ -56,7 +99,8 @@ def _manifest_facts(manifest: Manifest) -> dict[str, Any]:
         "tablets": 1 << manifest.tablet_bits,
         "feature_map_hash": manifest.feature_map_hash,
         "cursor": manifest.cursor,
-        "scalars": manifest.scalars,
+        "auc": scalars.get("auc"),
+        "logloss": scalars.get("logloss"),
         "rows": sum(manifest.row_counts.values()),
         "bytes": sum(entry.bytes for entry in manifest.files),
         "tables": [
@@ -134,7 +178,7 @@ def _say(facts: dict[str, Any]) -> None:
     lists = {name: value for name, value in facts.items() if _is_table(value)}
     for name, value in facts.items():
         if name not in lists and value is not None and value != []:
-            say(f"{name.replace('_', ' ')}: {f'{value:,}' if isinstance(value, int) else value}")
+            say(f"{name.replace('_', ' ')}: {format_value(value)}")
     for value in lists.values():
         say()
         columns = list(value[0])

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from . import bench, inspect_file, key
+from . import bench, cluster, demo, evaluate, export, inspect_file, key, predict, shard, train
 from .errors import EXIT_FAILURE, EXIT_INTERRUPTED, describe, exit_code
 
 TRACEBACK = "--traceback"
@@ -40,9 +40,16 @@ def _root(
         typer.echo(context.get_help())
 
 
+app.command("demo")(demo.demo)
+app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("predict")(predict.predict)
+app.command("export")(export.export)
 app.command("inspect")(inspect_file.inspect)
 app.command("key", context_settings={"ignore_unknown_options": True})(key.key)
 app.command("bench")(bench.bench)
+app.command("shard")(shard.shard)
+app.add_typer(cluster.app, name="cluster")
 
 
 def run(arguments: Sequence[str]) -> int:

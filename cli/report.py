@@ -24,6 +24,7 @@ class TableSize:
 class RunReport:
     """What a training run measured.
 
+    stopped: finished, max_steps or early_stop.   refused_rows: rows whose gradient was not finite.
     history: one mapping an evaluation: step, epoch, auc, logloss.   tables: sizes at the end.
     machine: cpu, cores, python, commit.   versions: of the packages that numbers depend on.
     """
@@ -39,6 +40,7 @@ class RunReport:
     checkpoint: str | None
     resumed_from: str | None = None
     stopped: str = "finished"
+    refused_rows: int = 0
     history: Sequence[Mapping[str, object]] = ()
     tables: Sequence[TableSize] = ()
     machine: Mapping[str, object] = field(default_factory=dict)

@@ -50,16 +50,22 @@ class RunFolder:
         return self.path / "tensorboard"
 
 
+def check_new_run(folder: Path, name: str | None) -> None:
+    """Raises: UsageError where `folder` holds a run called `name` already. Changes nothing."""
+    if name is not None and (folder / name).is_dir() and any((folder / name).iterdir()):
+        raise UsageError(
+            f"expected a new run folder, got {folder / name} with a run in it; --resume it, or name another one"
+        )
+
+
 def new_run(folder: Path, name: str | None) -> RunFolder:
     """A fresh run in `folder`: `name`, or the next of run-0001, run-0002 … The directory is made.
 
     Raises: UsageError where a run of that name is there already."""
     if name is not None:
-        path = folder / name
-        if path.exists() and any(path.iterdir()):
-            raise UsageError(f"expected a new run folder, got {path} with a run in it; --resume it or name another")
-        path.mkdir(parents=True, exist_ok=True)
-        return RunFolder(path)
+        check_new_run(folder, name)
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        return RunFolder(folder / name)
     number = max((_number(path) for path in _runs(folder)), default=0)
     while True:
         number += 1

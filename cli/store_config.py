@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-
-if TYPE_CHECKING:
-    from ..embedding.store import EmbeddingStore
 
 
 class _Store(BaseModel):
@@ -25,11 +22,28 @@ class LocalStoreConfig(_Store):
     threads: int = Field(default=1, ge=1, le=256)
 
 
-StoreConfig = Annotated[LocalStoreConfig, Field(discriminator="kind")]
+class ClusterStoreConfig(_Store):
+    """Rows on shards of this machine that the run starts and ends itself, or on those of a running cluster.
+
+    shards, tablet_bits, transport, durability, log_limit_bytes, threads, max_staleness, staleness_lr: of the shards
+    that are started; see `FleetConfig`.
+    address:    of a running cluster: a cluster file, or addresses of shards with commas; nothing is started then.
+    wire_dtype: floats on the wire.
+    compression: of large messages.
+    """
+
+    kind: Literal["cluster"] = "cluster"
+    shards: int = Field(default=1, ge=1, le=1024)
+    tablet_bits: int = Field(default=8, ge=0, le=16)
+    transport: Literal["unix", "tcp"] = "unix"
+    durability: Literal["none", "log", "fsync"] = "none"
+    log_limit_bytes: int | None = Field(default=None, ge=1 << 20)
+    threads: int = Field(default=1, ge=1, le=256)
+    max_staleness: int | None = Field(default=None, ge=0)
+    staleness_lr: float = Field(default=0.5, gt=0, le=1)
+    address: str | None = None
+    wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    compression: Literal["none", "zstd"] = "none"
 
 
-def open_store(config: LocalStoreConfig) -> EmbeddingStore:
-    """A store as configured, empty."""
-    from ..ps_server import LocalStore
-
-    return LocalStore(config.tablet_bits, config.threads)
+StoreConfig = Annotated[LocalStoreConfig | ClusterStoreConfig, Field(discriminator="kind")]

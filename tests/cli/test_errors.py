@@ -15,6 +15,7 @@ from embershard.feature_map.errors import ConfigError
     ("error", "code", "words"),
     [
         (ConfigError("run.yaml: $.a: unknown key"), EXIT_BAD_INPUT, "run.yaml: $.a: unknown key"),
+        (ValueError("expected one table, got two"), EXIT_BAD_INPUT, "expected one table, got two"),
         (UsageError("no"), EXIT_BAD_INPUT, "no"),
         (UnknownTableError("expected one of ['a'], got 'b'"), EXIT_BAD_INPUT, "expected one of ['a'], got 'b'"),
         (FileNotFoundError(errno.ENOENT, "No such file", "a.csv"), EXIT_BAD_INPUT, "No such file: a.csv"),

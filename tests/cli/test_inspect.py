@@ -29,7 +29,7 @@ def test_checkpoint_is_told_in_json(checkpoint: Path, capsys: pytest.CaptureFixt
     assert run(["inspect", str(checkpoint), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["kind"] == "checkpoint"
-    assert (facts["step"], facts["rows"], facts["scalars"]) == (20, 3, {"auc": 0.75})
+    assert (facts["step"], facts["rows"], facts["auc"]) == (20, 3, 0.75)
     assert facts["tables"][0]["table"] == "user"
     assert facts["tables"][0]["rows"] == 3
 

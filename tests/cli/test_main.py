@@ -17,7 +17,7 @@ HEAVY = ("torch", "pyarrow", "grpc", "sqlalchemy", "torchmetrics")
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     out = capsys.readouterr().out
-    for command in ("bench", "inspect"):
+    for command in ("demo", "train", "evaluate", "predict", "export", "inspect", "key", "bench", "shard", "cluster"):
         assert command in out
 
 

@@ -1,0 +1,5 @@
+"""`python -m embershard.cli`: the command line without its script."""
+
+from .main import main
+
+main()

@@ -1,0 +1,30 @@
+"""The checkpoint behind a path: itself, or the best of a run or of a folder of checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .errors import UsageError
+
+
+def checkpoint_in(path: Path) -> Path:
+    """`path` itself, or the best complete checkpoint of the run or folder that it is.
+
+    Best is the highest `auc` on record, else the newest. Raises: UsageError where there is none."""
+    from ..embedding.checkpoint import list_checkpoints
+
+    root = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    if (path / "manifest.json").exists() or not any(root.glob("step-*")):
+        return path
+    complete, skipped = list_checkpoints(root)
+    if not complete:
+        reasons = "".join(f"\n  {entry.path}: {entry.reason}" for entry in skipped)
+        raise UsageError(f"expected a complete checkpoint in {root}, got none{reasons}")
+    scored = [entry for entry in complete if _auc(entry.manifest.scalars) is not None]
+    best = max(scored, key=lambda entry: _auc(entry.manifest.scalars) or 0.0) if scored else complete[-1]
+    return Path(best.directory.path)
+
+
+def _auc(scalars: object) -> float | None:
+    value = scalars.get("auc") if isinstance(scalars, dict) else None
+    return value if isinstance(value, float) else None

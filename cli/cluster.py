@@ -1,0 +1,113 @@
+"""`embershard cluster`: shards on this machine, started, looked at and taken down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .console import note, print_json, say, say_table
+
+if TYPE_CHECKING:
+    from ..cluster.shard_fleet import ShardFleet
+
+DEFAULT_FOLDER = Path("runs/cluster")
+
+app = typer.Typer(help="Shards on this machine: up, status, down.", no_args_is_help=True, rich_markup_mode=None)
+
+Folder = Annotated[Path, typer.Option("--folder", help="Where spec, logs and push logs of the cluster are.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+@app.command("up")
+def up(
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(help="durability=log, threads=2, transport=tcp …", metavar="[key=value]..."),
+    ] = None,
+    shards: Annotated[int, typer.Option("--shards", help="How many shards.")] = 1,
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: Json = False,
+) -> None:
+    """Start shards in the background and keep them running; returns when all of them answer."""
+    from ..cluster.shard_fleet import FleetConfig, ShardFleet
+    from ..feature_map.config_file import validate
+    from .overrides import apply_overrides
+
+    config = validate(FleetConfig, apply_overrides({"shards": shards}, options or ()), "embershard cluster up")
+    fleet = ShardFleet(folder)
+    spec = fleet.start(config)
+    if as_json:
+        print_json({"folder": str(folder), "cluster": spec.name, "shards": list(spec.shards)})
+        return
+    say(f"{len(spec.shards)} shards of cluster {spec.name} are up:")
+    for address in spec.shards:
+        say(f"  {address}")
+    say(f"train:   embershard train CONFIG store.kind=cluster store.address={fleet.spec_path}")
+    say(f"look:    embershard cluster status --folder {folder}")
+    say(f"end:     embershard cluster down --folder {folder}")
+
+
+@app.command("status")
+def status(folder: Folder = DEFAULT_FOLDER, as_json: Json = False) -> None:
+    """Say how the shards are: processes, rows, bytes, pulls and pushes."""
+    from ..cluster.shard_fleet import ShardFleet
+
+    facts = _status_facts(ShardFleet(folder))
+    if as_json:
+        print_json(facts)
+        return
+    say(f"cluster {facts['cluster']} in {folder}")
+    columns = list(facts["shards"][0])
+    say_table(columns, [[row.get(column) for column in columns] for row in facts["shards"]])
+
+
+@app.command("down")
+def down(folder: Folder = DEFAULT_FOLDER, as_json: Json = False) -> None:
+    """Drain and end the shards; logs and push logs stay."""
+    from ..cluster.shard_fleet import ShardFleet
+
+    ShardFleet(folder).stop()
+    if as_json:
+        print_json({"folder": str(folder), "stopped": True})
+    else:
+        note(f"the cluster in {folder} is down")
+
+
+def _status_facts(fleet: ShardFleet) -> dict[str, Any]:
+    from ..ps_server.client import connect
+
+    processes = {role.name: role for role in fleet.cluster.status()}
+    spec = fleet.spec()
+    store = connect(spec.shards, cluster=spec.name)
+    try:
+        shards = store.status()
+    finally:
+        store.close()
+    pulled = [int(status.pulled_keys_by_tablet.sum()) for status in shards]
+    total = max(sum(pulled), 1)
+    rows = []
+    for status, keys in zip(shards, pulled, strict=True):
+        process = processes.get(f"shard-{status.shard}")
+        rows.append(
+            {
+                "shard": status.shard,
+                "pid": None if process is None else process.pid,
+                "restarts": None if process is None else process.restarts,
+                "address": status.address,
+                "durability": status.durability,
+                "uptime_seconds": round(status.uptime_seconds),
+                "rows": status.rows,
+                "row_bytes": status.row_bytes,
+                "resident_bytes": status.resident_bytes,
+                "log_bytes": status.log_bytes,
+                "pulls": status.pulls,
+                "pushes": status.pushes,
+                "duplicates": status.duplicates,
+                "load_share": keys / total,
+                "hottest_tablet": int(status.pulled_keys_by_tablet.argmax()),
+                "hottest_tablet_share": int(status.pulled_keys_by_tablet.max(initial=0)) / total,
+            }
+        )
+    return {"folder": str(fleet.folder), "cluster": spec.name, "shards": rows}

@@ -1,0 +1,43 @@
+"""`embershard train`: one training run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import format_value, print_json, say
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="Run configuration (YAML).", metavar="CONFIG")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes to it, as train.epochs=3.", metavar="[key=value]...")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last run's newest checkpoint.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON line on stdout and nothing else.")] = False,
+) -> None:
+    """Train a model from a click log; writes checkpoints, metrics and a report into the run's folder."""
+    from .run_config import load_run_config
+    from .training_run import train_run
+
+    settings = load_run_config(config, overrides or ())
+    finished = train_run(settings, config, resume=resume, stream=sys.stderr if as_json else sys.stdout)
+    report = finished.report
+    facts = {
+        "auc": report.auc,
+        "logloss": report.logloss,
+        "examples": report.examples,
+        "examples_per_second": report.examples_per_second,
+        "seconds": report.seconds,
+        "rows": report.rows,
+        "checkpoint": report.checkpoint,
+        "report": str(finished.folder.report),
+    }
+    if as_json:
+        print_json(facts)
+        return
+    for name, value in facts.items():
+        say(f"{name.replace('_', ' ')}: {format_value(value)}")
