@@ -25,7 +25,7 @@ _GENRES = (
     "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western",
 )  # fmt: skip
 _YEAR = r"\((?P<year>[0-9]{4})\)\s*$"
-_PIPES = CsvOptions(delimiter="|", quote=None, encoding="latin-1", header=False)
+_PIPES = CsvOptions(delimiter="|", quote=None, header=False)
 _RATING_NAMES = ("user", "item", "rating", "timestamp")
 
 
@@ -54,7 +54,7 @@ def movielens_1m(
     folder: str | Path, *, positive_from: float = 4.0, unit_rows: int = UNIT_ROWS, run: int | None = None
 ) -> ClickLog:
     """The click log of a folder with ratings.dat, users.dat and movies.dat (ml-1m, ml-10m without users.dat)."""
-    options = CsvOptions(delimiter="::", quote=None, encoding="latin-1", header=False)
+    options = CsvOptions(delimiter="::", quote=None, header=False)
     users = None
     if (Path(folder) / "users.dat").exists():
         users = _table(
@@ -124,11 +124,20 @@ def _lists_of_flags(flags: pa.Table, names: tuple[str, ...]) -> pa.Array:
 
 def _table(path: Path, csv: CsvOptions, types: dict[str, pa.DataType]) -> pa.Table:
     """All rows of a small file; columns that `types` does not name are text."""
-    log = ClickLog(path, format="csv", csv=csv, run=0)
+    log = ClickLog(path, format="csv", csv=csv.model_copy(update={"encoding": _encoding(path)}), run=0)
     columns = [ColumnSpec(name, types.get(name, pa.string())) for name in log.column_names() or ()]
     return pa.Table.from_batches(
         [batch for unit in log.units(0) for batch in log.records(unit, columns, UNIT_ROWS)]
     ).combine_chunks()
+
+
+def _encoding(path: Path) -> str:
+    """UTF-8 where the file is; older editions are latin-1, but many copies of them have been converted."""
+    try:
+        path.read_bytes().decode()
+    except UnicodeDecodeError:
+        return "latin-1"
+    return "utf-8"
 
 
 def _with_names(csv: CsvOptions, *names: str) -> CsvOptions:

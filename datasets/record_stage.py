@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -46,13 +46,19 @@ class RecordStage(Protocol):
 
 
 def columns_to_read(stages: Sequence[RecordStage], columns: Sequence[ColumnSpec]) -> tuple[ColumnSpec, ...]:
-    """File columns that `columns` and the stages before them need, without those that a stage makes."""
+    """File columns that `columns` and the stages before them need, without those that a stage makes.
+
+    A column that is asked for without a type has the one that a stage declares."""
     wanted = {spec.name: spec for spec in columns}
     for stage in reversed(stages):
         for name in stage.outputs:
             wanted.pop(name, None)
         for spec in stage.inputs:
-            wanted.setdefault(spec.name, spec)
+            asked = wanted.get(spec.name)
+            if asked is None:
+                wanted[spec.name] = spec
+            elif asked.type is None:
+                wanted[spec.name] = replace(asked, type=spec.type)
     return tuple(wanted.values())
 
 
