@@ -14,7 +14,7 @@ from ..embedding.store import Exchange, Pull, Push, PushReport, PushToken
 from ..embedding.table_config import TableConfig
 from ..embedding.table_group import TableKeys, TabletSnapshot, UpdateReport
 from .checkpoint_base import CheckpointBase, ShardState, write_base
-from .errors import PushLogFailedError
+from .errors import CheckpointNotBegunError, PushLogFailedError
 from .mutation import AdoptMap, EnsureTables, Mutation
 from .push_log_files import LogFolder
 from .push_log_writer import PushLogWriter
@@ -39,6 +39,7 @@ class DurableLog:
 class _OpenCheckpoint:
     """A checkpoint that is being taken: the state it began with, and where each tablet's snapshot stands in the log."""
 
+    number: int
     state: ShardState
     since: int
     positions: npt.NDArray[np.int64]
@@ -58,12 +59,14 @@ class DurableShard:
     (the disk failed, memory ran out half way) every later mutation is refused: start again from the log.
     """
 
-    def __init__(self, shard: Shard, log: DurableLog | None = None) -> None:
-        """A shard that is at the end of `log`; `recover` of shard_recovery.py makes one from what is on the disk."""
+    def __init__(self, shard: Shard, log: DurableLog | None = None, base: str | None = None) -> None:
+        """A shard that is at the end of `log`, which goes on from checkpoint `base`; `recover` of shard_recovery.py
+        makes one from what is on the disk."""
         self.shard = shard
         self._log = log
         self._turn = threading.Lock()
         self._checkpoint: _OpenCheckpoint | None = None
+        self._base = base
         self._failure: str | None = None
 
     # --- what it is ---------------------------------------------------------------------------------------------------
@@ -183,32 +186,40 @@ class DurableShard:
                 self._checkpoint.taken[tablet] = True
             return snapshot
 
-    def begin_checkpoint(self) -> int:
-        """Log position now. Snapshots taken from here on belong to a checkpoint; one begun before is given up."""
+    def begin_checkpoint(self, number: int = 0) -> int:
+        """Log position now. Snapshots taken from here on belong to checkpoint `number`; one begun before is given up.
+
+        number: never the same twice, so that a commit that comes late a second time is not taken for this one's."""
         with self._turn:
             positions = np.full(1 << self.shard.tablet_bits, self.log_end, np.int64)
-            self._checkpoint = _OpenCheckpoint(ShardState.of(self.shard), self.log_end, positions)
+            self._checkpoint = _OpenCheckpoint(number, ShardState.of(self.shard), self.log_end, positions)
             if self._log is not None:
                 self._try_roll(self._log.writer)
             return self.log_end
 
-    def commit_checkpoint(self, checkpoint: str) -> int:
-        """Bytes the push log has now that `checkpoint`, which is complete, stands in for its beginning.
+    def commit_checkpoint(self, checkpoint: str, number: int = 0) -> int:
+        """Bytes the push log has now that `checkpoint`, which is complete, stands in for its beginning; idempotent.
 
-        Raises: RuntimeError where no checkpoint was begun or an owned tablet has no snapshot; PushLogFullError, OSError
-        (the log stays longer than it needs to be)."""
+        Raises: CheckpointNotBegunError; PushLogFullError, OSError (the log stays longer than it needs to be)."""
         with self._turn:
             taking = self._checkpoint
-            if taking is None:
-                raise RuntimeError(f"expected begin_checkpoint before commit_checkpoint({checkpoint!r}), got none")
+            if taking is None or taking.number != number:
+                if checkpoint == self._base:
+                    return self.log_bytes
+                begun = "none" if taking is None else f"checkpoint {taking.number}"
+                raise CheckpointNotBegunError(f"expected checkpoint {number} ({checkpoint}) to be begun, got {begun}")
             missing = np.flatnonzero(taking.state.owned & ~taking.taken)
             if len(missing):
-                raise RuntimeError(f"expected a snapshot of every owned tablet, got none of {missing[:8].tolist()}")
+                raise CheckpointNotBegunError(
+                    f"expected a snapshot of every owned tablet in checkpoint {number} ({checkpoint}), "
+                    f"got none of tablets {missing[:8].tolist()}"
+                )
             if self._log is not None:
                 base = CheckpointBase(checkpoint, taking.since, taking.positions, taking.state)
                 write_base(self._log.folder, base)
+                self._base = checkpoint
                 self._log.writer.trim(base.since)
-            self._checkpoint = None
+            self._base, self._checkpoint = checkpoint, None
             return self.log_bytes
 
     def close(self) -> None:

@@ -81,6 +81,11 @@ class PushLogMismatchError(ValueError):
     """The push log is sound but belongs to another shard or cluster, or lacks the positions asked for."""
 
 
+class CheckpointNotBegunError(RuntimeError):
+    """The shard takes no such checkpoint: it was started again since, or another one was begun. The checkpoint itself
+    may well be complete; the shard's push log stays as long as it is until the next one is committed."""
+
+
 class CorruptPushLogError(ValueError):
     """Bytes of the push log are not what was written; the disk of this shard counts as gone.
 

@@ -88,8 +88,9 @@ def recover(
     )
     if base is not None:
         writer.trim(base.since)
-    found = Recovery(None if base is None else base.checkpoint, replayed.records, reader.end, tuple(repairs))
-    return DurableShard(shard, DurableLog(folder, writer)), found
+    checkpoint = None if base is None else base.checkpoint
+    found = Recovery(checkpoint, replayed.records, reader.end, tuple(repairs))
+    return DurableShard(shard, DurableLog(folder, writer), checkpoint), found
 
 
 @dataclass(slots=True)

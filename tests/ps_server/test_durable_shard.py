@@ -16,6 +16,7 @@ from embershard.embedding.table_group import TableKeys
 from embershard.ps_server.client_tokens import ClientTokens
 from embershard.ps_server.durable_shard import DurableShard
 from embershard.ps_server.errors import (
+    CheckpointNotBegunError,
     CorruptPushLogError,
     PushLogFailedError,
     PushLogFullError,
@@ -326,13 +327,36 @@ def test_checkpoint_taken_while_pushes_go_on_and_replay_give_the_same_bits(seed)
 
 def test_checkpoint_without_all_tablets_is_not_committed():
     durable, _, folder = start()
-    with pytest.raises(RuntimeError, match="begin_checkpoint"):
-        durable.commit_checkpoint("x")
-    durable.begin_checkpoint()
+    with pytest.raises(CheckpointNotBegunError, match=r"expected checkpoint 1 \(x\) to be begun, got none"):
+        durable.commit_checkpoint("x", 1)
+    durable.begin_checkpoint(1)
     durable.snapshot(0)
-    with pytest.raises(RuntimeError, match=r"got none of \[1, 2, 3\]"):
-        durable.commit_checkpoint("x")
+    with pytest.raises(CheckpointNotBegunError, match=r"got none of tablets \[1, 2, 3\]"):
+        durable.commit_checkpoint("x", 1)
     assert "base.json" not in folder.names()
+
+
+def test_commit_repeated_is_one_and_one_that_comes_late_is_not_taken_for_the_next():
+    rng = np.random.default_rng(13)
+    durable, _, folder = start()
+    durable.ensure_tables((USER,))
+    taken = {}
+    for number in (1, 2):
+        taken[f"step-{number}"] = TakenCheckpoint()
+        durable.begin_checkpoint(number)
+        for tablet in range(4):
+            taken[f"step-{number}"].take(durable, tablet)
+            durable.push(push(rng, number, tablet))
+        if number == 2:
+            durable.commit_checkpoint("step-1", 1)
+            with pytest.raises(CheckpointNotBegunError, match="got checkpoint 2"):
+                durable.commit_checkpoint("step-0", 0)
+        for _ in range(2):
+            durable.commit_checkpoint(f"step-{number}", number)
+        again, found, _ = start(folder.copy(), checkpoints=taken)
+        assert found.checkpoint == f"step-{number}"
+        assert shard_state(again.shard) == shard_state(durable.shard)
+        again.commit_checkpoint(f"step-{number}", number)
 
 
 def test_full_disk_at_a_checkpoint_leaves_a_log_that_still_starts():
