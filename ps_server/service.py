@@ -76,6 +76,9 @@ class ParameterServerService:
         self._norms = GradientNorms()
         self._widths: dict[str, int] = {}
         self._scratch = threading.local()
+        self.stopping = threading.Event()
+        self.failure: PushLogFailedError | None = None
+        """Why the shard has to be started again from its log; `stopping` is set with it."""
         self._methods: dict[str, Method] = {
             "Hello": self._hello,
             "EnsureTables": self._ensure_tables,
@@ -321,7 +324,8 @@ class ParameterServerService:
         refused = refusal_of(error)
         if isinstance(error, PushLogFailedError):
             # Unavailable: clients ask again, under the same token, until the shard is back.
-            self._on_failure(str(error))
+            self.failure = error
+            self.stopping.set()
             code, text = grpc.StatusCode.UNAVAILABLE, f"shard {self._identity.index} stops: {error}"
         elif refused is None:
             _log.error("shard %d: %s failed", self._identity.index, name, exc_info=error)

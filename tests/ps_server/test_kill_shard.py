@@ -5,6 +5,7 @@ import contextlib
 import errno
 import resource
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,12 +25,13 @@ from shard_processes import (
 )
 from unreliable_proxy import TROUBLES, proxied
 
+from embershard.embedding.checkpoint import TrainingState, write_checkpoint
 from embershard.embedding.reference import ReferenceTableGroup
 from embershard.embedding.store import Push, PushToken
 from embershard.embedding.table_group import TableKeys
 from embershard.ps_server.client import connect
 from embershard.ps_server.cluster_spec import ClusterSpec
-from embershard.ps_server.errors import DurabilityError
+from embershard.ps_server.errors import CheckpointNotBegunError, DurabilityError, StoreUnavailableError
 from embershard.ps_server.local_store import LocalStore
 from embershard.ps_server.mutation import ApplyPush
 from embershard.ps_server.push_log_files import DiskFile, DiskFolder
@@ -149,6 +151,45 @@ def test_calls_dropped_delayed_doubled_and_sent_again_by_clients_with_common_key
     assert all(client.duplicates for client in clients)
 
 
+def test_checkpoints_taken_under_load_and_kills_trim_the_logs_and_shards_start_from_them():
+    """A shard starts from its last committed checkpoint and the rest of its log, whenever it is killed."""
+    client = Client(unit=1, batches=150)
+    with (
+        ShardProcesses(3) as processes,
+        connect(processes.spec.shards) as store,
+        connect(processes.spec.shards) as saver,
+    ):
+        store.ensure_tables([USER, ITEM])
+        over, committed = threading.Event(), []
+
+        def save():
+            while not over.is_set():
+                saver.begin_checkpoint()
+                path = write_checkpoint(processes.folder / "checkpoints", saver, TrainingState(step=len(committed)))
+                # A shard that was killed since it began the checkpoint keeps its log until the next one.
+                with contextlib.suppress(StoreUnavailableError, CheckpointNotBegunError):
+                    saver.commit_checkpoint(path)
+                    committed.append(path)
+
+        with ThreadPoolExecutor(1) as pool, killed_at_random(processes, seed=6, kills=10, every=12) as disturb:
+            saving = pool.submit(save)
+            try:
+                run_clients([client], lambda: connect(processes.spec.shards), disturb)
+            finally:
+                over.set()
+            saving.result(120)
+        assert len(committed) > 1
+        expected = trained_locally([Client(unit=1, batches=150)])
+        assert rows_of(store) == expected
+        for index in range(3):
+            assert (processes.options[index].folder / "push_log" / "base.json").exists()
+            assert log_of(processes.options[index]).first > 0
+            processes.kill(index)
+            processes.start(index)
+        assert rows_of(store) == expected
+        assert all(counts_of(store)[key] == count for key, count in client.counts.items())
+
+
 def push_of(batch, seed=0):
     """A push to one table with counts that are easy to sum."""
     rng = np.random.default_rng((seed, batch))
@@ -194,11 +235,10 @@ def test_failed_disk_stops_the_shard_and_clients_go_on_with_its_successor(monkey
         monkeypatch.setattr(DiskFile, "sync", broken)
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(store.exchange, push_of(1), None)
-            assert server.ended.wait(20)
+            assert server.service.stopping.wait(20)
             server.stop(1.0)
             monkeypatch.undo()
-            assert server.failure is not None
-            assert "injected" in server.failure
+            assert "injected" in str(server.service.failure)
             successor = ShardServer(options).start()
             stack.callback(successor.stop, 1.0)
             report = answer.result(60).report
