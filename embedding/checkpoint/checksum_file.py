@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import IO, Any
@@ -13,7 +14,9 @@ from typing import IO, Any
 import pyarrow as pa
 
 _SUM_BYTES = 1 << 20
-_SUMS_AHEAD = 8
+_SUMS_AHEAD = 16
+_SYNC_BYTES = 8 << 20
+"""The disk is set to work each time a file has grown by this much, not only at its end."""
 
 
 class BackgroundWork:
@@ -31,12 +34,13 @@ class BackgroundWork:
         """Queue bytes of a file for its checksum; those of one file are summed in the order they are queued."""
         return self._sums.submit(file.sum, views)
 
+    def sync(self, file: ChecksumFile) -> None:
+        """Queue what a file has been given so far for the disk. Raises: OSError of work queued before."""
+        self._queue(file.sync)
+
     def close(self, file: ChecksumFile) -> None:
-        """Queue one file. Raises: OSError of a file queued before."""
-        for future in self._pending:
-            if future.done():
-                future.result()
-        self._pending.append(self._closing.submit(file.close))
+        """Queue the end of a file. Raises: OSError of work queued before."""
+        self._queue(file.close)
 
     def finish(self) -> None:
         """Wait for all files. Raises: OSError of the first that failed."""
@@ -48,6 +52,13 @@ class BackgroundWork:
         """Wait until everything queued is done, whatever became of it."""
         self._sums.shutdown(wait=True)
         self._closing.shutdown(wait=True)
+
+    def _queue(self, call: Callable[[], None]) -> None:
+        done = [future for future in self._pending if future.done()]
+        self._pending = [future for future in self._pending if future not in done]
+        for future in done:
+            future.result()
+        self._pending.append(self._closing.submit(call))
 
 
 class ChecksumFile(io.RawIOBase):
@@ -61,6 +72,7 @@ class ChecksumFile(io.RawIOBase):
         self._file, self._work = file, work
         self._digest = hashlib.sha256()
         self._bytes = 0
+        self._synced = 0
         self._unsummed: list[memoryview] = []
         self._unsummed_bytes = 0
         self._summing: deque[Future[None]] = deque()
@@ -81,6 +93,9 @@ class ChecksumFile(io.RawIOBase):
                 self._sum_later(self._work)
         self._file.write(view)
         self._bytes += len(view)
+        if self._work is not None and self._bytes - self._synced >= _SYNC_BYTES:
+            self._synced = self._bytes
+            self._work.sync(self)
         return len(view)
 
     def tell(self) -> int:
@@ -100,12 +115,21 @@ class ChecksumFile(io.RawIOBase):
         for view in views:
             self._digest.update(view)
 
+    def sync(self) -> None:
+        """Have the disk write what is there; nothing for files that are no longer, or not on a local disk."""
+        if not self.closed and self._is_local:
+            os.fdatasync(self._file.fileno())
+
+    @property
+    def _is_local(self) -> bool:
+        return hasattr(self._file, "fileno") and not isinstance(self._file, pa.NativeFile)
+
     def close(self) -> None:
         """Flush, make durable (on a local disk), close."""
         if not self.closed:
             try:
                 self._file.flush()
-                if hasattr(self._file, "fileno") and not isinstance(self._file, pa.NativeFile):
+                if self._is_local:
                     os.fsync(self._file.fileno())
             finally:
                 super().close()

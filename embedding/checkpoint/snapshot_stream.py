@@ -1,7 +1,8 @@
-"""Tablets of a store one after the other, each read while the one before it is written."""
+"""Tablets of a store one after the other, each read while those before it are written."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -9,6 +10,8 @@ from typing import Protocol
 from ..errors import CheckpointMismatchError
 from ..table_config import TableConfig
 from ..table_group import TabletSnapshot
+
+_AHEAD = 2
 
 
 class SnapshotSource(Protocol):
@@ -61,9 +64,13 @@ def snapshots(
 
     count = 1 << store.tablet_bits
     with ThreadPoolExecutor(1, "snapshot") as pool:
-        ahead = pool.submit(take, 0)
-        for tablet in range(1, count + 1):
-            current = ahead.result()
-            if tablet < count:
-                ahead = pool.submit(take, tablet)
-            yield current
+        ahead = deque(pool.submit(take, tablet) for tablet in range(min(_AHEAD, count)))
+        try:
+            for tablet in range(count):
+                current = ahead.popleft().result()
+                if tablet + _AHEAD < count:
+                    ahead.append(pool.submit(take, tablet + _AHEAD))
+                yield current
+        finally:
+            for future in ahead:
+                future.cancel()
