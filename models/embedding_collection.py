@@ -41,10 +41,14 @@ class CategoricalFeatures(Protocol):
 
 @dataclass(slots=True)
 class PushCounts:
-    """What became of the pushes of one collection so far, in rows; `refused` had non-finite gradients."""
+    """What became of the pushes of one collection so far.
+
+    repeated: pushes that every tablet had before, or whose work unit was completed: nothing was applied.
+    applied, created, not_admitted, refused (non-finite gradients), over_limit: rows.
+    """
 
     pushes: int = 0
-    duplicates: int = 0
+    repeated: int = 0
     applied: int = 0
     created: int = 0
     not_admitted: int = 0
@@ -54,7 +58,7 @@ class PushCounts:
     def add(self, report: PushReport) -> None:
         """Count one more report."""
         self.pushes += 1
-        self.duplicates += report.applied == 0 and report.duplicate > 0
+        self.repeated += report.applied == 0 and report.duplicate + report.fenced > 0
         for update in report.tables.values():
             self.applied += update.applied
             self.created += update.created

@@ -23,6 +23,7 @@ class TrainerState:
     step:    batches trained.
     cursor:  JSON: run, epoch, unit (its place in the epoch's order), batch: what comes next.
     scalars: JSON: metrics and learning rates.
+    name:    of the checkpoint it was read from; None until it is saved.
     dense:   model/… parameters and buffers, optimizer/… state of the dense optimizer, random/torch generator state.
     """
 
@@ -30,6 +31,7 @@ class TrainerState:
     cursor: dict[str, Any]
     scalars: dict[str, Any] = field(default_factory=dict)
     dense: dict[str, Array] = field(default_factory=dict)
+    name: str | None = None
 
 
 def dense_arrays(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Array]:

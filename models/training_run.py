@@ -71,7 +71,7 @@ class TrainingRun:
         self.at = _Progress()
         self.features: FeatureMap = trainer.embeddings.features  # type: ignore[assignment]
         self.resumed = False
-        self.trained_before = trainer.embeddings.counts.duplicates
+        self.repeated_before = trainer.embeddings.counts.repeated
         rows = log.rows()
         self.total = None if rows is None else rows * self.config.epochs
 
@@ -107,7 +107,9 @@ class TrainingRun:
         at.bad_evaluations = state.scalars["bad_evaluations"]
         best = state.scalars["best"]
         at.best = None if best is None else Evaluation.of_json(best)
-        at.best_checkpoint = state.scalars["best_checkpoint"]
+        # A checkpoint cannot hold its own name: where it is itself the best one, the reader gives the name.
+        is_best = at.best is not None and at.best.step == state.step
+        at.best_checkpoint = state.name if is_best else state.scalars["best_checkpoint"]
 
     def _state(self) -> TrainerState:
         at = self.at
@@ -208,7 +210,7 @@ class TrainingRun:
         )
 
     def _check_trained_once(self) -> None:
-        repeated = self.trainer.embeddings.counts.duplicates - self.trained_before
+        repeated = self.trainer.embeddings.counts.repeated - self.repeated_before
         if repeated and not self.resumed:
             raise TrainedBeforeError(
                 f"expected batches that this store has not applied yet, got {repeated} of run {self.log.run} again: "

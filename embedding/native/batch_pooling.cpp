@@ -13,9 +13,36 @@ constexpr int64_t kMaxDim = 4096;
 // Width known to the compiler (1, 8, 16, 32, 64) or at run time (0).
 template <int64_t N>
 struct Width {
+  static constexpr bool kInLanes = N > 0 && N % 4 == 0;
   int64_t value;
   constexpr int64_t operator()() const { return N > 0 ? N : value; }
+  using Vector = float[N > 0 ? N : kMaxDim];  // small enough for registers where the width is known
 };
+
+// Four floats at a time, written out: compilers unroll loops this short and then leave them scalar. Lanes never mix, so
+// the bits are those of the plain loop.
+typedef float Lanes __attribute__((vector_size(16), aligned(4), may_alias));
+
+struct LanesAt {
+  int64_t d;
+  Lanes load(const float* from) const { return *reinterpret_cast<const Lanes*>(from + d); }
+  void store(float* to, Lanes value) const { *reinterpret_cast<Lanes*>(to + d) = value; }
+};
+
+struct FloatAt {
+  int64_t d;
+  float load(const float* from) const { return from[d]; }
+  void store(float* to, float value) const { to[d] = value; }
+};
+
+template <class W, class Body>
+[[gnu::always_inline]] inline void for_each_column(W width, Body&& body) {
+  if constexpr (W::kInLanes) {
+    for (int64_t d = 0; d < width(); d += 4) body(LanesAt{d});
+  } else {
+    for (int64_t d = 0; d < width(); ++d) body(FloatAt{d});
+  }
+}
 
 template <class Body>
 void with_width(int64_t dim, Body&& body) {
@@ -66,7 +93,7 @@ inline float* row_at(float* rows, const RowBlock& block, int32_t row) {
 }
 
 template <class W>
-void pool_bag(const float* rows, const RowBlock& block, const Bags& bags, const Bag& bag, Pooling pooling, W width,
+[[gnu::noinline]] void pool_bag(const float* rows, const RowBlock& block, const Bags& bags, const Bag& bag, Pooling pooling, W width,
               float* __restrict out) {
   const int64_t dim = width();
   const float divisor = divisor_of(bags, bag, pooling);
@@ -90,14 +117,21 @@ void pool_bag(const float* rows, const RowBlock& block, const Bags& bags, const 
   }
 }
 
+// One value of weight 1: the common case, kept small enough to be inlined into every loop.
+inline bool is_one_row(const Bags& bags, const Field& field) { return field.scalar && !bags.weights; }
+
+inline int32_t only_row(const Bags& bags, const Field& field, int64_t example) {
+  return bags.inverse[bags.offsets[field.feature * bags.examples] + example];
+}
+
 template <class W>
-void pool_field(const float* rows, const RowBlock& block, const Bags& bags, const Field& field, int64_t example,
-                W width, float* __restrict out) {
-  const Bag bag = bag_of(bags, field, example);
-  if (field.scalar && !bags.weights) {
-    std::memcpy(out, row_at(rows, block, bags.inverse[bag.start]), sizeof(float) * static_cast<size_t>(width()));
+[[gnu::always_inline]] inline void pool_field(const float* rows, const RowBlock& block, const Bags& bags,
+                                              const Field& field, int64_t example, W width, float* out) {
+  if (is_one_row(bags, field)) {
+    const float* row = row_at(rows, block, only_row(bags, field, example));
+    for_each_column(width, [&](auto at) { at.store(out, at.load(row)); });
   } else {
-    pool_bag(rows, block, bags, bag, field.pooling, width, out);
+    pool_bag(rows, block, bags, bag_of(bags, field, example), field.pooling, width, out);
   }
 }
 
@@ -120,22 +154,28 @@ void spread_max(const float* rows, const RowBlock& block, const Bags& bags, cons
 }
 
 template <class W>
-void spread_field(const float* rows, const RowBlock& block, const Bags& bags, const Field& field, int64_t example,
-                  W width, const float* __restrict gradient, float* __restrict row_gradients) {
-  const Bag bag = bag_of(bags, field, example);
+[[gnu::noinline]] void spread_bag(const float* rows, const RowBlock& block, const Bags& bags, const Bag& bag,
+                                  Pooling pooling, W width, const float* gradient, float* row_gradients) {
   const int64_t dim = width();
-  if (field.scalar && !bags.weights) {
-    float* row = row_at(row_gradients, block, bags.inverse[bag.start]);
-    for (int64_t d = 0; d < dim; ++d) row[d] += gradient[d];
-    return;
-  }
-  const float divisor = divisor_of(bags, bag, field.pooling);
+  const float divisor = divisor_of(bags, bag, pooling);
   if (divisor == 0.0f) return;
-  if (field.pooling == Pooling::kMax) return spread_max(rows, block, bags, bag, width, gradient, row_gradients);
+  if (pooling == Pooling::kMax) return spread_max(rows, block, bags, bag, width, gradient, row_gradients);
   for (int64_t i = bag.start; i < bag.stop; ++i) {
     float* row = row_at(row_gradients, block, bags.inverse[i]);
     const float w = weight_of(bags, i);
     for (int64_t d = 0; d < dim; ++d) row[d] += w * gradient[d] / divisor;
+  }
+}
+
+template <class W>
+[[gnu::always_inline]] inline void spread_field(const float* rows, const RowBlock& block, const Bags& bags,
+                                                const Field& field, int64_t example, W width, const float* gradient,
+                                                float* row_gradients) {
+  if (is_one_row(bags, field)) {
+    float* row = row_at(row_gradients, block, only_row(bags, field, example));
+    for_each_column(width, [&](auto at) { at.store(row, at.load(row) + at.load(gradient)); });
+  } else {
+    spread_bag(rows, block, bags, bag_of(bags, field, example), field.pooling, width, gradient, row_gradients);
   }
 }
 
@@ -183,24 +223,23 @@ void pool_interaction(const float* rows, const RowBlock& factors, int64_t linear
   RowBlock linear = factors;
   linear.first_column = linear_column;
   linear.dim = 1;
-  float squares[kMaxDim];
   with_width(factors.dim, [&](auto width) {
     const int64_t dim = width();
+    typename decltype(width)::Vector sums, squares;
     for (int64_t b = 0; b < bags.examples; ++b) {
       prefetch_example(rows, factors, bags, fields, b + kPrefetchExamples);
-      float* __restrict sums = out.factor_sums + b * dim;
       std::fill_n(sums, dim, 0.0f);
       std::fill_n(squares, dim, 0.0f);
       float first_order = 0.0f;
       for (int64_t f = 0; f < fields.count; ++f) {
         const Field& field = fields.data[f];
-        float* field_out = out.fields + b * out.stride + field.column;
-        pool_field(rows, factors, bags, field, b, width, field_out);
-        for (int64_t d = 0; d < dim; ++d) {
-          const float e = field_out[d];
-          sums[d] += e;
-          squares[d] += e * e;
-        }
+        float* pooled = out.fields + b * out.stride + field.column;
+        pool_field(rows, factors, bags, field, b, width, pooled);
+        for_each_column(width, [&](auto at) {
+          const auto e = at.load(pooled);
+          at.store(sums, at.load(sums) + e);
+          at.store(squares, at.load(squares) + e * e);
+        });
         if (linear_column >= 0) {
           float weight;
           pool_field(rows, linear, bags, field, b, Width<1>{1}, &weight);
@@ -209,6 +248,7 @@ void pool_interaction(const float* rows, const RowBlock& factors, int64_t linear
       }
       float second_order = 0.0f;
       for (int64_t d = 0; d < dim; ++d) second_order += sums[d] * sums[d] - squares[d];
+      std::copy_n(sums, dim, out.factor_sums + b * dim);
       out.first_order[b] = first_order;
       out.second_order[b] = 0.5f * second_order;
     }
@@ -221,23 +261,21 @@ void sum_interaction_gradients(const float* rows, const RowBlock& factors, int64
   RowBlock linear = factors;
   linear.first_column = linear_column;
   linear.dim = 1;
-  float field_gradient[kMaxDim];
   with_width(factors.dim, [&](auto width) {
-    const int64_t dim = width();
+    typename decltype(width)::Vector sums, own;
     for (int64_t b = 0; b < bags.examples; ++b) {
       prefetch_example(row_gradients, factors, bags, fields, b + kPrefetchExamples);
-      const float* __restrict sums = forward.factor_sums + b * dim;
+      std::copy_n(forward.factor_sums + b * width(), width(), sums);
       const float second_order = gradient.second_order ? gradient.second_order[b] : 0.0f;
       for (int64_t f = 0; f < fields.count; ++f) {
         const Field& field = fields.data[f];
-        const float* __restrict e = forward.fields + b * forward.stride + field.column;
+        const float* e = forward.fields + b * forward.stride + field.column;
+        for_each_column(width, [&](auto at) { at.store(own, second_order * (at.load(sums) - at.load(e))); });
         if (gradient.fields) {
-          const float* __restrict from = gradient.fields + b * gradient.stride + field.column;
-          for (int64_t d = 0; d < dim; ++d) field_gradient[d] = from[d] + second_order * (sums[d] - e[d]);
-        } else {
-          for (int64_t d = 0; d < dim; ++d) field_gradient[d] = second_order * (sums[d] - e[d]);
+          const float* from = gradient.fields + b * gradient.stride + field.column;
+          for_each_column(width, [&](auto at) { at.store(own, at.load(from) + at.load(own)); });
         }
-        spread_field(rows, factors, bags, field, b, width, field_gradient, row_gradients);
+        spread_field(rows, factors, bags, field, b, width, own, row_gradients);
         if (linear_column >= 0 && gradient.first_order) {
           spread_field(rows, linear, bags, field, b, Width<1>{1}, gradient.first_order + b, row_gradients);
         }

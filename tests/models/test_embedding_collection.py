@@ -156,7 +156,7 @@ def test_batch_with_id_is_applied_once() -> None:
         embeddings(bags({"user": [[4]]}, id=BatchId(5, 0))).values().sum().backward()
         rows.step()
     assert weights(store, "user", [4]).tolist() == [[-1]]
-    assert embeddings.counts.duplicates == 1
+    assert embeddings.counts.repeated == 1
 
 
 def test_empty_batch_and_batch_of_empty_bags_b19_b21() -> None:

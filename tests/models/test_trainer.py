@@ -1,0 +1,288 @@
+"""Trainer: metrics, early stop, checkpoints, and resume that equals a run that was not stopped, to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import embershard as es
+from embershard.datasets.synthetic import SyntheticClicks, write_synthetic_clicks
+from embershard.models.config import (
+    DeepFMConfig,
+    DenseSgd,
+    EarlyStop,
+    FactorizationMachineConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from embershard.models.errors import ResumeMismatchError, TrainedBeforeError, TrainingDivergedError
+from embershard.models.model_factory import build_embeddings, build_model
+from embershard.models.train_result import Evaluation, TrainObserver, TrainResult
+from embershard.models.trainer import Trainer
+from embershard.models.trainer_state import TrainerState
+
+MODEL = DeepFMConfig(dim=4, hidden=(16,), dropout=0.2)
+OPTIMIZER = OptimizerConfig(rows=es.Adagrad(lr=0.05))
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = SyntheticClicks(rows=6_000, features=4, min_ids=8, max_ids=200)
+    return write_synthetic_clicks(tmp_path_factory.mktemp("clicks") / "clicks.parquet", shape)
+
+
+def feature_map() -> es.FeatureMap:
+    return es.FeatureMap(
+        [*(es.Categorical(name=f"c{i}") for i in range(1, 5)), es.Numeric(name="n1", transform=("log1p",))],
+        label="label",
+    )
+
+
+class MemoryCheckpoints:
+    """Keeps states and rows in memory."""
+
+    def __init__(self, store: es.LocalStore) -> None:
+        self.store = store
+        self.saved: dict[str, tuple[TrainerState, list[Any]]] = {}
+        self.best: list[str] = []
+
+    def save(self, state: TrainerState, *, is_best: bool) -> str:
+        name = f"step-{state.step}"
+        tablets = [self.store.snapshot(tablet) for tablet in range(1 << self.store.tablet_bits)]
+        self.saved[name] = (state, tablets)
+        if is_best:
+            self.best.append(name)
+        return name
+
+    def restore(self, name: str, store: es.LocalStore | None = None) -> TrainerState:
+        state, tablets = self.saved[name]
+        for snapshot in tablets:
+            (store or self.store).restore(snapshot)
+        return replace(state, name=name)
+
+
+class Job:
+    """A fresh store, collection, model and trainer."""
+
+    def __init__(self, config: TrainConfig, model: Any = MODEL, optimizer: OptimizerConfig = OPTIMIZER) -> None:
+        self.store = es.LocalStore(tablet_bits=3)
+        features = feature_map()
+        embeddings = build_embeddings(model, optimizer, features, self.store, seed=config.seed, device="cpu")
+        self.trainer = Trainer(build_model(model, features, config.seed), embeddings, config, optimizer)
+        self.checkpoints = MemoryCheckpoints(self.store)
+
+    def fit(self, clicks: Path, validation: Path | None = None, **options: Any) -> TrainResult:
+        log = es.ClickLog(clicks, unit_rows=1_000, run=11)
+        return self.trainer.fit(log, None if validation is None else es.ClickLog(validation), **options)
+
+    def bits(self) -> dict[str, np.ndarray]:
+        found = {f"dense/{name}": value.numpy() for name, value in self.trainer.model.state_dict().items()}
+        for tablet in range(8):
+            for table, rows in self.store.snapshot(tablet).tables.items():
+                for part in ("keys", "weights", "state", "count"):
+                    found[f"{tablet}/{table}/{part}"] = getattr(rows, part)
+        return found
+
+
+def assert_same_bits(first: Job, second: Job) -> None:
+    for name, value in first.bits().items():
+        np.testing.assert_array_equal(value, second.bits()[name], err_msg=name)
+
+
+CONFIG = TrainConfig(batch_size=128, epochs=2, seed=3)
+
+
+def test_fit_learns_and_says_what_came_of_it(clicks: Path) -> None:
+    job = Job(TrainConfig(batch_size=64, epochs=3), model=FactorizationMachineConfig(dim=4))
+    result = job.fit(clicks, clicks)
+    assert result.stopped == "finished"
+    assert result.examples == 18_000
+    assert result.steps == 3 * 6 * 16  # 1,000 rows a unit: 15 batches of 64 and one of 40
+    assert [entry.epoch for entry in result.history] == [1, 2, 3]
+    assert result.auc == result.history[-1].auc > 0.75
+    assert result.logloss < 0.5
+    assert result.rows == sum(result.rows_by_table.values()) == sum(s.rows for s in job.store.stats().values())
+    assert result.examples_per_second == pytest.approx(result.examples / result.seconds)
+
+
+def test_counts_of_rows_equal_value_counts_of_the_log(clicks: Path) -> None:
+    job = Job(TrainConfig(batch_size=100, epochs=1, pipeline_depth=2))
+    job.fit(clicks)
+    keys, counts = np.unique(feature_map().encode(pq.read_table(clicks)).keys_of("c3"), return_counts=True)
+    found: dict[int, int] = {}
+    for tablet in range(8):
+        rows = job.store.snapshot(tablet).tables["c3"]
+        found.update(zip(rows.keys.tolist(), rows.count.tolist(), strict=True))
+    assert found == dict(zip(keys.tolist(), counts.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_same_seed_gives_same_bits_and_another_does_not(clicks: Path, depth: int) -> None:
+    config = CONFIG.model_copy(update={"pipeline_depth": depth, "epochs": 1})
+    jobs = [Job(config), Job(config), Job(config.model_copy(update={"seed": 4}))]
+    for job in jobs:
+        job.fit(clicks)
+    assert_same_bits(jobs[0], jobs[1])
+    assert not np.array_equal(jobs[0].bits()["dense/mlp.0.weight"], jobs[2].bits()["dense/mlp.0.weight"])
+
+
+@pytest.mark.parametrize(("depth", "stop"), [(0, 20), (0, 47), (0, 48), (2, 20)])
+def test_stopped_and_resumed_equals_straight(clicks: Path, depth: int, stop: int) -> None:
+    config = CONFIG.model_copy(update={"pipeline_depth": depth, "max_steps": 80})
+    straight = Job(config)
+    # A checkpoint is a moment without pushes on their way; at depth > 0 the straight run needs it at the same step.
+    straight.fit(clicks, checkpoints=straight.checkpoints, save_every=stop)
+    stopped = Job(config.model_copy(update={"max_steps": stop}))
+    assert stopped.fit(clicks, checkpoints=stopped.checkpoints).stopped == "max_steps"
+    resumed = Job(config)
+    state = stopped.checkpoints.restore(f"step-{stop}", resumed.store)
+    result = resumed.fit(clicks, checkpoints=resumed.checkpoints, save_every=stop, resume=state)
+    assert result.steps == 80
+    assert result.stopped == "max_steps"
+    assert_same_bits(straight, resumed)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"), [({"seed": 9}, "seed"), ({"batch_size": 64}, "batch_size"), ({"shuffle": False}, "shuffle")]
+)
+def test_resume_with_other_batches_is_refused(clicks: Path, change: dict[str, Any], named: str) -> None:
+    stopped = Job(CONFIG.model_copy(update={"max_steps": 5}))
+    stopped.fit(clicks, checkpoints=stopped.checkpoints)
+    resumed = Job(CONFIG.model_copy(update=change))
+    with pytest.raises(ResumeMismatchError, match=f"expected {named}"):
+        resumed.fit(clicks, resume=stopped.checkpoints.restore("step-5", resumed.store))
+
+
+class Recorder(TrainObserver):
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.examples: list[int] = []
+        self.totals: set[int | None] = set()
+        self.evaluations: list[tuple[Evaluation, bool]] = []
+        self.checkpoints: list[tuple[int, str]] = []
+
+    def on_progress(self, *, step: int, epoch: int, examples: int, total: int | None, loss: float) -> None:
+        self.steps.append(step)
+        self.examples.append(examples)
+        self.totals.add(total)
+        assert 0 < loss < 5
+
+    def on_evaluation(self, evaluation: Evaluation, *, is_best: bool) -> None:
+        self.evaluations.append((evaluation, is_best))
+
+    def on_checkpoint(self, step: int, name: str) -> None:
+        self.checkpoints.append((step, name))
+
+
+def test_evaluates_and_saves_in_the_middle_of_an_epoch(clicks: Path) -> None:
+    job, recorder = Job(CONFIG), Recorder()
+    result = job.fit(clicks, clicks, observer=recorder, checkpoints=job.checkpoints, save_every=30)
+    assert recorder.steps == list(range(1, 97))
+    assert recorder.examples[-1] == 12_000
+    assert recorder.totals == {12_000}
+    assert [step for step, _ in recorder.checkpoints] == [30, 60, 90, 96]
+    assert [entry.step for entry, _ in recorder.evaluations] == [48, 96]
+    assert result.checkpoint == "step-96"
+    job = Job(CONFIG.model_copy(update={"evaluate_every": 40}))
+    assert [entry.step for entry in job.fit(clicks, clicks).history] == [40, 80, 96]
+
+
+def test_evaluation_does_not_change_training(clicks: Path) -> None:
+    plain, evaluated = Job(CONFIG), Job(CONFIG)
+    plain.fit(clicks)
+    evaluated.fit(clicks, clicks)
+    assert_same_bits(plain, evaluated)
+
+
+def test_early_stop_goes_back_to_the_best(clicks: Path, tmp_path: Path) -> None:
+    # The validation labels are the training labels turned round: it gets worse as the model learns.
+    table = pq.read_table(clicks)
+    turned = pa.array(1 - table["label"].to_numpy())
+    pq.write_table(table.set_column(0, "label", turned), tmp_path / "turned.parquet")
+    stop = EarlyStop(metric="logloss", patience=2)
+    config = TrainConfig(batch_size=128, epochs=20, evaluate_every=16, early_stop=stop)
+    job = Job(config)
+    result = job.fit(clicks, tmp_path / "turned.parquet", checkpoints=job.checkpoints)
+    assert result.stopped == "early_stop"
+    assert [entry.step for entry in result.history] == [16, 32, 48]
+    assert result.best_step == 16
+    assert result.logloss == result.history[0].logloss
+    assert result.checkpoint == "step-16"
+    short = Job(config.model_copy(update={"max_steps": 16}))
+    short.fit(clicks)
+    assert_same_bits(job, short)
+
+
+def test_same_log_twice_into_one_store_is_refused(clicks: Path) -> None:
+    job = Job(TrainConfig(batch_size=128))
+    job.fit(clicks)
+    with pytest.raises(TrainedBeforeError, match="run 11 again"):
+        job.fit(clicks)
+
+
+def test_loss_that_is_not_finite_is_named(clicks: Path) -> None:
+    optimizer = OptimizerConfig(rows=es.Sgd(lr=1e30))
+    with pytest.raises(TrainingDivergedError, match=r"at step \d+, epoch 0: lower the learning rates"):
+        Job(TrainConfig(batch_size=128), optimizer=optimizer).fit(clicks)
+
+
+def test_l2_shrinks_the_rows(clicks: Path) -> None:
+    norms = []
+    for config in (TrainConfig(batch_size=128), TrainConfig(batch_size=128, embedding_l2=1.0)):
+        job = Job(config)
+        job.fit(clicks)
+        norms.append(sum(float(np.abs(bits).sum()) for name, bits in job.bits().items() if name.endswith("weights")))
+    assert norms[1] < 0.7 * norms[0]
+
+
+def test_clip_norm_bounds_rows_and_dense_parameters_together(clicks: Path) -> None:
+    optimizer = OptimizerConfig(rows=es.Sgd(lr=1.0), dense=DenseSgd(lr=1.0))
+    job = Job(TrainConfig(batch_size=128, clip_norm=1e-6), optimizer=optimizer)
+    before = {name: value.clone() for name, value in job.trainer.model.state_dict().items()}
+    job.fit(clicks)
+    moved = max(float((value - before[name]).abs().max()) for name, value in job.trainer.model.state_dict().items())
+    assert 0 < moved < 48 * 1e-6
+    linear = np.concatenate([bits[:, 0] for name, bits in job.bits().items() if name.endswith("weights")])
+    assert 0 < np.abs(linear).max() < 48 * 1e-6  # they start at 0
+
+
+def test_two_table_threads_give_the_same_bits(clicks: Path) -> None:
+    one, two = Job(CONFIG), Job(CONFIG)
+    two.store = es.LocalStore(tablet_bits=3, threads=2)
+    features = feature_map()
+    embeddings = build_embeddings(MODEL, OPTIMIZER, features, two.store, seed=CONFIG.seed, device="cpu")
+    two.trainer = Trainer(build_model(MODEL, features, CONFIG.seed), embeddings, CONFIG, OPTIMIZER)
+    one.fit(clicks)
+    two.fit(clicks)
+    assert_same_bits(one, two)
+
+
+def test_ten_lines_of_python(clicks: Path) -> None:
+    """The example of the README, on a small log."""
+    features = feature_map()
+    store = es.LocalStore()
+    embeddings = es.EmbeddingCollection(features, store)
+    rows = embeddings.optimizer()
+    model = torch.nn.Sequential(torch.nn.Linear(4 * 16 + 1, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    dense = torch.optim.Adam(model.parameters(), lr=1e-2)
+    criterion = torch.nn.BCEWithLogitsLoss()
+    losses = []
+    for batch, inputs in es.prefetch(es.ClickLog(clicks).batches(features, batch_size=256), embeddings):
+        logits = model(torch.cat([inputs.values(), batch.dense], 1)).squeeze(1)
+        loss = criterion(logits, batch.label)
+        loss.backward()
+        rows.step()
+        dense.step()
+        rows.zero_grad()
+        dense.zero_grad()
+        losses.append(loss.item())
+    assert len(losses) == 24
+    assert np.mean(losses[-4:]) < np.mean(losses[:4])
+    assert store.stats()["c4"].rows > 50
