@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,11 +52,10 @@ def feature(kind: str, space: str) -> Categorical:
 
 
 def test_file_has_ten_thousand_lines_of_all_kinds() -> None:
-    kinds = [kind for kind, *_ in golden()]
-    assert len(kinds) == 10_000
-    assert {kind: kinds.count(kind) > 500 for kind in kinds} == dict.fromkeys(
-        ["text", "int64", "uint64", "cross"], True
-    )
+    kinds = Counter(kind for kind, *_ in golden())
+    assert kinds.total() == 10_000
+    assert sorted(kinds) == ["cross", "int64", "text", "uint64"]
+    assert min(kinds.values()) > 500
 
 
 def test_arrow_columns() -> None:
@@ -80,9 +80,6 @@ def test_crosses() -> None:
 @pytest.mark.parametrize("format", ["parquet", "csv", "arrow", "jsonl"])
 def test_b08_b12_files_of_every_format(format: str, tmp_path: Path) -> None:
     for (kind, space), (values, keys) in columns().items():
-        if format == "csv":  # a text file cannot hold every text: a zero byte, or the empty line that "" alone makes
-            kept = [(v, k) for v, k in zip(values, keys, strict=True) if v is None or "\x00" not in str(v)]
-            values, keys = [v for v, _ in kept], [k for _, k in kept]
         table = pa.table({"v": pa.array(values, ARROW[kind]), "n": np.arange(len(values))})
         path = tmp_path / f"{kind}_{len(list(tmp_path.iterdir()))}.{format}"
         if format == "parquet":
@@ -195,7 +192,7 @@ def test_documented_python_program_agrees(version: str | None, tmp_path: Path) -
     path = tmp_path / "keys.py"
     path.write_text(program("python") + PYTHON_CHECK, encoding="utf-8")
     done = subprocess.run([python, str(path), str(GOLDEN)], capture_output=True, text=True, check=False)
-    if version is not None and "pyenv" in done.stderr:
+    if version is not None and done.returncode == 127:  # a version manager's shim without that version
         pytest.skip(f"no Python {version} here")
     assert done.stdout == "agrees\n", done.stderr
 
