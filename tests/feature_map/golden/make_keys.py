@@ -17,10 +17,40 @@ PATH = Path(__file__).with_name("keys.jsonl")
 M = (1 << 64) - 1
 SPACES = ["user", "item", "ad/creative", "c17", "Ünïcode", "a", "x" * 33]
 TEXTS = [
-    "", "nan", "None", "null", "NA", "0", "inf", "5", "05", "+5", " 5", "5 ", "foo", "abc", "café", "cafe\u0301",
-    "\U0001f680",    "a\x00b", "\x00", "Action", "Action|Comedy", "true", "1e5", "-5", "中文", "\ufeffbom", "a" * 15, "a" * 16, "a" * 17,
-    "a" * 31, "a" * 32, "a" * 33, "a" * 500,
-]  # fmt: skip
+    "",
+    "nan",
+    "None",
+    "null",
+    "NA",
+    "0",
+    "inf",
+    "5",
+    "05",
+    "+5",
+    " 5",
+    "5 ",
+    "foo",
+    "abc",
+    "café",
+    "cafe\u0301",
+    "\U0001f680",
+    "a\x00b",
+    "\x00",
+    "Action",
+    "Action|Comedy",
+    "true",
+    "1e5",
+    "-5",
+    "中文",
+    "\ufeffbom",
+    "a" * 15,
+    "a" * 16,
+    "a" * 17,
+    "a" * 31,
+    "a" * 32,
+    "a" * 33,
+    "a" * 500,
+]
 EDGES = [0, 1, -1, 5, 2**24 + 1, 2**31, 2**53, 2**53 + 1, 2**63 - 1, -(2**63), -(2**53) - 1]
 UNSIGNED = [0, 5, 2**63 - 1, 2**63, 2**63 + 1, 2**63 + 5, 2**64 - 1]
 
