@@ -125,6 +125,10 @@ class PlanBuilder:
             spec = self._values(part, feature=feature)
         return {**spec, "skip_missing": False}
 
+    def value_rules(self, feature: Categorical | Sequence) -> dict[str, Any]:
+        """How the native code reads the values of one feature."""
+        return self._of_feature(feature)
+
     def _of_feature(self, feature: Categorical | Sequence) -> dict[str, Any]:
         keep_last = feature.keep == "last" if isinstance(feature, Sequence) else True
         return self._values(feature, feature=feature.name, max_length=feature.max_length, keep_last=keep_last)

@@ -5,41 +5,10 @@
 #include <cstring>
 
 #include "faults.h"
+#include "text_rows.h"
 
 namespace embershard {
 namespace {
-
-// Text of rows of a text column, through its dictionary if it has one.
-class TextRows {
- public:
-  explicit TextRows(const Column& column) : column_(column), text_(column.dictionary ? *column.dictionary : column) {}
-
-  bool is_text() const { return text_.is_text(); }
-  // False for null.
-  bool at(int64_t row, std::string_view* text) const {
-    if (!column_.is_valid(row)) return false;
-    const int64_t slot = column_.dictionary ? code(row) : row;
-    if (!text_.is_valid(slot)) return false;
-    *text = text_at(text_, slot);
-    return true;
-  }
-
- private:
-  int64_t code(int64_t row) const {
-    switch (column_.physical) {
-      case Physical::int8: return column_.values<int8_t>()[row];
-      case Physical::uint8: return column_.values<uint8_t>()[row];
-      case Physical::int16: return column_.values<int16_t>()[row];
-      case Physical::uint16: return column_.values<uint16_t>()[row];
-      case Physical::int32: return column_.values<int32_t>()[row];
-      case Physical::uint32: return column_.values<uint32_t>()[row];
-      default: return column_.values<int64_t>()[row];
-    }
-  }
-
-  const Column& column_;
-  const Column& text_;
-};
 
 // Builds ragged bags row by row.
 class BagWriter {
@@ -241,31 +210,19 @@ void read_delimited(const Column& column, const ValueSource& source, int64_t sta
   const bool is_weighted = !source.weight_delimiter.empty();
   bags.is_weighted = is_weighted;
   BagWriter writer(source, bags);
-  const auto is_null = [&](std::string_view piece) {
-    return std::find(source.markers.texts.begin(), source.markers.texts.end(), piece) != source.markers.texts.end();
-  };
   for (int64_t row = 0; row < count; ++row, writer.end_row()) {
     std::string_view text;
-    if (!texts.at(start + row, &text) || text.empty() || is_null(text)) continue;
-    for (size_t from = 0; from <= text.size();) {
-      const size_t found = text.find(source.delimiter, from);
-      std::string_view piece = text.substr(from, found == std::string_view::npos ? found : found - from);
-      from = found == std::string_view::npos ? text.size() + 1 : found + source.delimiter.size();
+    if (!texts.at(start + row, &text) || is_null_text(text, source)) continue;
+    for_each_piece(text, source.delimiter, [&](std::string_view piece) {
       double weight = 1.0;
-      if (is_weighted) {
-        const size_t colon = piece.rfind(source.weight_delimiter);
-        if (colon != std::string_view::npos) {
-          const std::string_view number = piece.substr(colon + source.weight_delimiter.size());
-          if (!parse_number(number, &weight) || !std::isfinite(weight))
-            throw ValueFault{row, "value" + source.weight_delimiter + "weight with a finite weight", quoted(piece)};
-          piece = piece.substr(0, colon);
-        }
-      }
-      if (!piece.empty() && !is_null(piece))
-        writer.add(hash_text_value(piece, source.id, row), static_cast<float>(weight));
+      const WeightedPiece cut = cut_weight(piece, source.weight_delimiter);
+      if (cut.has_weight && (!parse_number(cut.weight, &weight) || !std::isfinite(weight)))
+        throw ValueFault{row, "value" + source.weight_delimiter + "weight with a finite weight", quoted(piece)};
+      if (!cut.value.empty() && !is_null_text(cut.value, source))
+        writer.add(hash_text_value(cut.value, source.id, row), static_cast<float>(weight));
       else if (source.keep_null_elements)
         writer.add(missing_hash(), static_cast<float>(weight));
-    }
+    });
   }
 }
 

@@ -10,6 +10,7 @@ namespace nb = nanobind;
 
 namespace embershard {
 void bind_plan(nb::module_& m);
+void bind_text_memory(nb::module_& m);
 }  // namespace embershard
 
 NB_MODULE(_native, m) {
@@ -18,4 +19,5 @@ NB_MODULE(_native, m) {
   m.def("murmur3", [](nb::bytes text) { return embershard::murmur3(text.c_str(), text.size()); }, nb::arg("text"));
   m.attr("MISSING_HASH") = embershard::missing_hash();
   embershard::bind_plan(m);
+  embershard::bind_text_memory(m);
 }
