@@ -64,7 +64,7 @@ def demo_config(folder: Path, clicks: SyntheticClicks) -> dict[str, object]:
         "features": {"label": "label", "features": features},
         "model": {"kind": "fm", "dim": 6},
         "optimizer": {"rows": {"kind": "adagrad", "lr": 0.15}},
-        "train": {"batch_size": 1024, "epochs": 3},
+        "train": {"batch_size": 1024, "epochs": 3, "threads": 1},
         "output": {"folder": str(folder / "runs")},
     }
 
