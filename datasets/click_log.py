@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -170,9 +171,12 @@ class ClickLog:
         return tuple(dict.fromkeys([*names, *source.folders, *added]))
 
     def rows(self) -> int | None:
-        """Rows of all files before the stages, or None where some file's are known only by reading it."""
+        """Rows of an epoch: exact, or expected where stages leave rows out; None where only reading would tell."""
         counts = [unit.rows for unit in self._plan()]
-        return None if None in counts else sum(count or 0 for count in counts)
+        shares_kept = [stage.kept_share for stage in self._records.stages]
+        if None in counts or None in shares_kept:
+            return None
+        return round(sum(count or 0 for count in counts) * math.prod(share or 0.0 for share in shares_kept))
 
     def units(self, epoch: int, *, seed: int = 0, shuffle: bool = False) -> list[WorkUnit]:
         """Work units of an epoch in reading order; every row is in exactly one of them.

@@ -21,7 +21,7 @@ class Derive:
     inputs: tuple[ColumnSpec, ...]
     outputs: tuple[str, ...]
     function: Callable[[pa.RecordBatch], Mapping[str, pa.Array]]
-    keeps_rows: Literal[True] = True
+    kept_share: Literal[1] = 1
 
     def apply(self, records: pa.RecordBatch, origin: Origin) -> pa.RecordBatch:
         """See `RecordStage`. Raises: DataFileError naming the file where the function cannot take a value."""
@@ -48,7 +48,7 @@ class Join:
     table: pa.Table
     key: str
     on: ColumnSpec
-    keeps_rows: Literal[True] = True
+    kept_share: Literal[1] = 1
 
     def __post_init__(self) -> None:
         keys = self.table.column(self.key)

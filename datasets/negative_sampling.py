@@ -31,7 +31,7 @@ class NegativeSampling:
     weight: str = WEIGHT_COLUMN
     seed: int = 0
     multiply: bool = False
-    keeps_rows: Literal[False] = False
+    kept_share: Literal[None] = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.keep <= 1.0:

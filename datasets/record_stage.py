@@ -26,7 +26,8 @@ class RecordStage(Protocol):
 
     inputs:     columns it needs.
     outputs:    columns it adds or replaces.
-    keeps_rows: whether every row comes out; what leaves rows out is read from a unit's beginning on resume.
+    kept_share: share of the rows that come out, in expectation; None where it is not known. A stage below 1 is read
+                from a unit's beginning on resume.
     """
 
     @property
@@ -38,7 +39,7 @@ class RecordStage(Protocol):
         """See the class."""
 
     @property
-    def keeps_rows(self) -> bool:
+    def kept_share(self) -> float | None:
         """See the class."""
 
     def apply(self, records: pa.RecordBatch, origin: Origin) -> pa.RecordBatch:

@@ -34,7 +34,11 @@ class RandomPart:
     evaluate: float
     seed: int = 0
     by: ColumnSpec | None = None
-    keeps_rows: Literal[False] = False
+
+    @property
+    def kept_share(self) -> float:
+        """See `RecordStage`."""
+        return self.evaluate if self.part == "evaluate" else 1.0 - self.evaluate
 
     @property
     def inputs(self) -> tuple[ColumnSpec, ...]:
@@ -63,7 +67,7 @@ class TimePart:
     part: Part
     column: ColumnSpec
     cut: object
-    keeps_rows: Literal[False] = False
+    kept_share: Literal[None] = None
 
     @property
     def inputs(self) -> tuple[ColumnSpec, ...]:

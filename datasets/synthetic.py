@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ class SyntheticClicks:
         linear = [weights.normal(0.0, self.linear_std, count).astype(np.float32) for count in ids]
         factors = [weights.normal(0.0, self.factor_std, (count, self.rank)).astype(np.float32) for count in ids]
         slopes = weights.normal(0.0, 0.15, self.numerics)
-        for piece, start in enumerate(range(0, self.rows, _CHUNK_ROWS)):
+        for piece, start in enumerate(range(0, max(self.rows, 1), _CHUNK_ROWS)):
             random = np.random.default_rng([self.seed, 1, piece])
             count = min(_CHUNK_ROWS, self.rows - start)
             columns: dict[str, npt.NDArray[np.generic]] = {}
@@ -78,15 +79,15 @@ def write_synthetic_clicks(path: str | Path, clicks: SyntheticClicks) -> Path:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
-    writer: pq.ParquetWriter | None = None
+    pieces = clicks.tables()
+    first = next(pieces)
     try:
-        for table in clicks.tables():
-            writer = writer or pq.ParquetWriter(partial, table.schema)
-            writer.write_table(table)
+        with pq.ParquetWriter(partial, first.schema) as writer:
+            for table in itertools.chain([first], pieces):
+                writer.write_table(table)
+        partial.replace(target)
     finally:
-        if writer is not None:
-            writer.close()
-    partial.replace(target)
+        partial.unlink(missing_ok=True)
     return target
 
 

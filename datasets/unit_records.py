@@ -65,7 +65,7 @@ class UnitRecords:
         """Batches `first_batch`, … of `unit`, which holds `rows` rows before the stages (None: not known)."""
         order = order if order is not None else RowOrder()
         skip = first_batch * batch_size
-        can_skip = all(stage.keeps_rows for stage in self.stages)
+        can_skip = all(stage.kept_share == 1 for stage in self.stages)
         if not order.shuffle and order.time_column is None:
             chunks = self._chunks(unit, columns, skip if can_skip else 0)
             yield from windows(_without(chunks, 0 if can_skip else skip), batch_size)
