@@ -4,6 +4,7 @@ from .batch import FeatureBatch
 from .errors import (
     ColumnTypeError,
     ConfigError,
+    FeatureMapChangeError,
     FeatureMapError,
     KeyCollisionError,
     LabelError,
@@ -39,6 +40,7 @@ __all__ = [
     "EventTime",
     "FeatureBatch",
     "FeatureMap",
+    "FeatureMapChangeError",
     "FeatureMapConfig",
     "FeatureMapError",
     "FeatureTable",

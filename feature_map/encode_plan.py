@@ -125,6 +125,10 @@ class PlanBuilder:
             spec = self._values(part, feature=feature)
         return {**spec, "skip_missing": False}
 
+    def number_rules(self, feature: Numeric | Bucketize | SoftBuckets) -> dict[str, Any]:
+        """How the native code reads the numbers of one feature before any transform."""
+        return self._markers(feature.null_values)
+
     def value_rules(self, feature: Categorical | Sequence) -> dict[str, Any]:
         """How the native code reads the values of one feature."""
         return self._of_feature(feature)
@@ -210,12 +214,16 @@ class PlanBuilder:
         return spec
 
 
-def number_steps(feature: Numeric) -> list[tuple[str, float, float]]:
-    """The transforms of a numeric feature as (kind, a, b). Raises: FeatureMapError where statistics are not learned."""
+def number_steps(feature: Numeric, *, before: str | None = None) -> list[tuple[str, float, float]]:
+    """The transforms of a numeric feature as (kind, a, b); those before the one named, if one is.
+
+    Raises: FeatureMapError where statistics are not learned."""
     steps: list[tuple[str, float, float]] = []
     if feature.clip is not None:
         steps.append(("clip", *feature.clip))
     for name in feature.transform:
+        if name == before:
+            break
         if name in ("log1p", "signed_log1p"):
             steps.append((name, 0.0, 0.0))
             continue

@@ -11,6 +11,10 @@ class FeatureMapError(ValueError):
     """A feature map is contradictory, unfit for what is asked of it, or asked for a feature it does not have."""
 
 
+class FeatureMapChangeError(FeatureMapError):
+    """A feature map does not fit rows that were trained under another: keys or widths differ; all of them are named."""
+
+
 class ColumnTypeError(TypeError):
     """A click-log column has a type that its feature does not take; the message names the column."""
 

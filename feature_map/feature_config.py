@@ -210,6 +210,11 @@ class Bucketize(_Embedded):
     time: TimePart | None = None
     required: bool = True
 
+    @property
+    def learns(self) -> str | None:
+        """`quantiles` where the edges must be learned before this feature can be encoded."""
+        return "quantiles" if self.edges is None else None
+
     @model_validator(mode="after")
     def _check(self) -> Bucketize:
         _check_edges(self.edges, self.quantiles, 1)
@@ -236,6 +241,11 @@ class SoftBuckets(_Embedded):
     def edges(self) -> tuple[float, ...] | None:
         """The centres, under the name that `Bucketize` has for its numbers."""
         return self.centres
+
+    @property
+    def learns(self) -> str | None:
+        """`quantiles` where the centres must be learned before this feature can be encoded."""
+        return "quantiles" if self.centres is None else None
 
     @model_validator(mode="after")
     def _check(self) -> SoftBuckets:
@@ -322,9 +332,19 @@ class Numeric(_Feature):
                 raise ValueError(f"expected both {names[0]} and {names[1]} or neither, got {given[0]} alone")
         if self.low is not None and self.high is not None and not self.low <= self.high:
             raise ValueError(f"expected low ≤ high, got {self.low}, {self.high}")
+        if "standardise" in self.transform and "min_max" in self.transform:
+            raise ValueError(f"expected standardise or min_max, got both in {list(self.transform)}")
         if self.time is not None and self.width != 1:
             raise ValueError(f"expected width 1 with a time part, got {self.width}")
         return self
+
+    @property
+    def learns(self) -> str | None:
+        """The transform whose statistics must be learned before this feature can be encoded, if there is one."""
+        for name, known in (("standardise", self.mean), ("min_max", self.low)):
+            if name in self.transform and known is None:
+                return name
+        return None
 
     @property
     def output_width(self) -> int:

@@ -38,6 +38,7 @@ from .feature_config import Sequence as SequenceFeature
 from .time_parts import with_time_columns
 from .yaml_file import write_yaml
 
+_FIXED = (Categorical, SequenceFeature, Cross, Constant, Lookup)
 KeyId = Literal["int64", "uint64", "text", "cross"]
 
 
@@ -162,6 +163,11 @@ class FeatureMap:
     def dense_width(self) -> int:
         """`W`: columns of `FeatureBatch.dense`."""
         return sum(f.output_width for f in self._numeric)
+
+    @property
+    def unlearned(self) -> tuple[str, ...]:
+        """Features that `learn_statistics` must see the click log for before anything is encoded."""
+        return tuple(f.name for f in self._config.features if not isinstance(f, _FIXED) and f.learns is not None)
 
     @property
     def labels(self) -> tuple[str, ...]:

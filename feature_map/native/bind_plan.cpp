@@ -169,9 +169,28 @@ nb::tuple encode(const Plan& plan, nb::list capsules) {
                         optional_array(out.has_event_time, out.event_time, {rows}));
 }
 
+// Numbers of one column of one chunk as float64, NaN where null, after the steps.
+nb::object read_column_numbers(nb::handle capsules, const std::string& column, nb::dict spec) {
+  const RecordChunk chunk = chunk_of(capsules);
+  NumberSource source = number_source_of(spec);
+  Buffer<double> x;
+  std::optional<Fault> fault;
+  {
+    nb::gil_scoped_release release;
+    try {
+      read_column(chunk, column, source, x);
+    } catch (Fault& caught) {
+      fault = std::move(caught);
+    }
+  }
+  if (fault) raise(*fault);
+  return array_of(x, {static_cast<size_t>(x.size())});
+}
+
 }  // namespace
 
 void bind_plan(nb::module_& m) {
+  m.def("read_numbers", &read_column_numbers, nb::arg("chunk"), nb::arg("column"), nb::arg("spec"));
   nb::class_<Plan>(m, "Plan", "A feature map prepared for encoding; immutable, safe from any thread.")
       .def(
           "__init__", [](Plan* self, nb::dict spec) { new (self) Plan(parts_of(std::move(spec))); }, nb::arg("spec"))

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "faults.h"
@@ -472,6 +473,27 @@ class Encoder {
 
 Plan::Plan(PlanParts parts) : parts_(std::move(parts)) {
   for (const NumberSource& source : parts_.dense) dense_width_ += source.output_width();
+}
+
+void read_column(const RecordChunk& chunk, const std::string& name, const NumberSource& source, Buffer<double>& x) {
+  x.clear();
+  for (int64_t i = 0; i < std::min(chunk.schema->n_children, chunk.array->n_children); ++i) {
+    if (name != chunk.schema->children[i]->name) continue;
+    const Column column =
+        view_column(*chunk.schema->children[i], *chunk.array->children[i], chunk.array->offset, chunk.array->length);
+    naming(name, column, "numbers", 0, FaultKind::value, [&] {
+      for (int64_t row = 0; row < (column.is_list() ? column.length : 1); ++row) {
+        const Column& numbers = column.is_list() ? column.children[0] : column;
+        const Column::Run run = column.is_list() ? column.list_slot(row) : Column::Run{0, column.length};
+        double* values = x.extend(run.count);
+        Buffer<uint8_t> valid(run.count);
+        const bool all_valid = read_numbers(numbers, source.markers, run.start, run.count, values, valid.data());
+        apply_steps(source.steps, run.count, values);
+        for (int64_t v = 0; !all_valid && v < run.count; ++v)
+          if (!valid[v]) values[v] = std::numeric_limits<double>::quiet_NaN();
+      }
+    });
+  }
 }
 
 Encoded Plan::encode(const std::vector<RecordChunk>& chunks) const {

@@ -91,4 +91,8 @@ class Plan {
   int64_t dense_width_ = 0;
 };
 
+// All numbers of one column (of its lists, where it has lists) after the source's steps, NaN where null; a column that is
+// not there has none. Throws Fault.
+void read_column(const RecordChunk& chunk, const std::string& name, const NumberSource& source, Buffer<double>& x);
+
 }  // namespace embershard
