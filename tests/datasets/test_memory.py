@@ -40,7 +40,7 @@ def test_200_million_rows_are_read_in_less_than_500_mb(tmp_path: Path) -> None:
 
 
 def test_a_large_row_group_is_never_decoded_whole(tmp_path: Path) -> None:
-    rows, width = 800_000, 8
+    rows, width = 1_200_000, 8
     table = pa.table({f"c{i}": np.arange(rows) * 7919 + i for i in range(width)})
     path = tmp_path / "clicks.parquet"
     pq.write_table(table, path, row_group_size=rows, use_dictionary=False)
