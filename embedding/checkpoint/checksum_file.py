@@ -13,7 +13,8 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-_SUM_BYTES = 1 << 20
+_GATHER_BYTES = 1 << 20
+_VIEWS_A_CALL = 512
 _SUMS_AHEAD = 16
 _SYNC_BYTES = 8 << 20
 """The disk is set to work each time a file has grown by this much, not only at its end."""
@@ -64,17 +65,17 @@ class BackgroundWork:
 class ChecksumFile(io.RawIOBase):
     """A file being written: counts bytes and sums them (sha256) as they pass, on `work`'s thread where there is one.
 
-    Buffers must not be changed after `write`. Thread safety: one thread at a time.
+    file: an unbuffered file of a local disk, or a pyarrow stream. Bytes are gathered and written a MiB at a time, so
+    buffers must not be changed after `write`. Thread safety: one thread at a time.
     """
 
     def __init__(self, file: IO[bytes], work: BackgroundWork | None = None) -> None:
         super().__init__()
         self._file, self._work = file, work
+        self._is_local = not isinstance(file, pa.NativeFile)
         self._digest = hashlib.sha256()
-        self._bytes = 0
-        self._synced = 0
-        self._unsummed: list[memoryview] = []
-        self._unsummed_bytes = 0
+        self._bytes = self._gathered_bytes = self._synced = 0
+        self._gathered: list[memoryview] = []
         self._summing: deque[Future[None]] = deque()
 
     def writable(self) -> bool:
@@ -82,20 +83,16 @@ class ChecksumFile(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        """Bytes written, which is all of `data`. Raises: OSError."""
+        """Bytes taken, which is all of `data`. Raises: OSError, of this write or of one before it."""
         view = memoryview(data).cast("B")
-        if self._work is None:
-            self._digest.update(view)
-        else:
-            self._unsummed.append(view)
-            self._unsummed_bytes += len(view)
-            if self._unsummed_bytes >= _SUM_BYTES:
-                self._sum_later(self._work)
-        self._file.write(view)
+        self._gathered.append(view)
+        self._gathered_bytes += len(view)
         self._bytes += len(view)
-        if self._work is not None and self._bytes - self._synced >= _SYNC_BYTES:
-            self._synced = self._bytes
-            self._work.sync(self)
+        if self._gathered_bytes >= _GATHER_BYTES:
+            self._write_gathered()
+            if self._work is not None and self._bytes - self._synced >= _SYNC_BYTES:
+                self._synced = self._bytes
+                self._work.sync(self)
         return len(view)
 
     def tell(self) -> int:
@@ -104,10 +101,9 @@ class ChecksumFile(io.RawIOBase):
 
     def sha256(self) -> str:
         """sha256 of the bytes so far, in hex."""
-        if self._work is not None:
-            self._sum_later(self._work)
-            while self._summing:
-                self._summing.popleft().result()
+        self._write_gathered()
+        while self._summing:
+            self._summing.popleft().result()
         return self._digest.hexdigest()
 
     def sum(self, views: list[memoryview]) -> None:
@@ -120,14 +116,11 @@ class ChecksumFile(io.RawIOBase):
         if not self.closed and self._is_local:
             os.fdatasync(self._file.fileno())
 
-    @property
-    def _is_local(self) -> bool:
-        return hasattr(self._file, "fileno") and not isinstance(self._file, pa.NativeFile)
-
     def close(self) -> None:
-        """Flush, make durable (on a local disk), close."""
+        """Write what is left, make it durable (on a local disk), close."""
         if not self.closed:
             try:
+                self._write_gathered()
                 self._file.flush()
                 if self._is_local:
                     os.fsync(self._file.fileno())
@@ -137,12 +130,35 @@ class ChecksumFile(io.RawIOBase):
 
     def abandon(self) -> None:
         """Close without caring for what was written; never raises."""
+        self._gathered, self._gathered_bytes = [], 0
         with suppress(OSError, ValueError):
             super().close()
             self._file.close()
 
-    def _sum_later(self, work: BackgroundWork) -> None:
-        views, self._unsummed, self._unsummed_bytes = self._unsummed, [], 0
-        self._summing.append(work.sum(self, views))
-        while len(self._summing) > _SUMS_AHEAD:
-            self._summing.popleft().result()
+    def _write_gathered(self) -> None:
+        views, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        if not views:
+            return
+        if self._work is None:
+            self.sum(views)
+        else:
+            self._summing.append(self._work.sum(self, views))
+            while len(self._summing) > _SUMS_AHEAD:
+                self._summing.popleft().result()
+        if self._is_local:
+            _write_all(self._file.fileno(), views)
+        else:
+            for view in views:
+                self._file.write(view)
+
+
+def _write_all(descriptor: int, views: list[memoryview]) -> None:
+    """Write all bytes in few system calls; a call may take less than it was given."""
+    position = 0
+    while position < len(views):
+        written = os.writev(descriptor, views[position : position + _VIEWS_A_CALL])
+        while position < len(views) and written >= len(views[position]):
+            written -= len(views[position])
+            position += 1
+        if written:
+            views = [*views[:position], views[position][written:], *views[position + 1 :]]

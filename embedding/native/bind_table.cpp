@@ -25,10 +25,10 @@ using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Owned = nb::ndarray<nb::numpy, T, nb::ndim<1>, nb::c_contig>;
 
-template <class T>
-Owned<T> to_numpy(std::vector<T>&& values) {
-  auto* held = new std::vector<T>(std::move(values));
-  nb::capsule owner(held, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+template <class T, class A>
+Owned<T> to_numpy(std::vector<T, A>&& values) {
+  auto* held = new std::vector<T, A>(std::move(values));
+  nb::capsule owner(held, [](void* p) noexcept { delete static_cast<std::vector<T, A>*>(p); });
   return Owned<T>(held->data(), {held->size()}, owner);
 }
 
@@ -118,8 +118,7 @@ class BoundTableGroup {
     }
     nb::list rows;
     for (TableRows& part : parts) {
-      std::vector<uint8_t> weights(part.weights.begin(), part.weights.end());
-      rows.append(nb::make_tuple(to_numpy(std::move(part.keys)), to_numpy(std::move(weights)), to_numpy(std::move(part.state)),
+      rows.append(nb::make_tuple(to_numpy(std::move(part.keys)), to_numpy(std::move(part.weights)), to_numpy(std::move(part.state)),
                                  to_numpy(std::move(part.count)), to_numpy(std::move(part.touched_at)),
                                  to_numpy(std::move(part.version)), to_numpy(std::move(part.admission_keys)),
                                  to_numpy(std::move(part.admission_counts)), to_numpy(std::move(part.erased_keys)),

@@ -44,12 +44,31 @@ struct UpdateReport {
   std::vector<std::vector<uint64_t>> refused_keys;   // ascending
 };
 
+// Leaves numbers unset on resize: a snapshot writes each of its bytes once.
+template <class T>
+struct UnsetAllocator : std::allocator<T> {
+  template <class U>
+  struct rebind {
+    using other = UnsetAllocator<U>;
+  };
+  template <class U>
+  void construct(U* p) noexcept {
+    ::new (static_cast<void*>(p)) U;
+  }
+  template <class U, class... Args>
+  void construct(U* p, Args&&... args) {
+    ::new (static_cast<void*>(p)) U(std::forward<Args>(args)...);
+  }
+};
+template <class T>
+using UnsetVector = std::vector<T, UnsetAllocator<T>>;
+
 // Rows of one table in one tablet, ascending by key; see TableRows in table_group.py.
 struct TableRows {
-  std::vector<uint64_t> keys;
-  std::vector<char> weights;
-  std::vector<float> state;
-  std::vector<uint32_t> count, touched_at, version;
+  UnsetVector<uint64_t> keys;
+  UnsetVector<uint8_t> weights;
+  UnsetVector<float> state;
+  UnsetVector<uint32_t> count, touched_at, version;
   std::vector<uint64_t> admission_keys, erased_keys;
   std::vector<uint32_t> admission_counts, erased_versions;
 };
