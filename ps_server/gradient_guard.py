@@ -82,7 +82,8 @@ class GradientGuard:
             if rows.size == 0:
                 continue
             flat = rows.reshape(-1)
-            square = float(np.dot(flat, flat))
+            with np.errstate(over="ignore", invalid="ignore"):
+                square = float(np.dot(flat, flat))
             if not math.isfinite(square):
                 finite: npt.NDArray[np.bool_] = np.asarray(np.isfinite(rows).all(axis=1))
                 if not finite.all():
