@@ -260,9 +260,7 @@ def test_pull_beyond_the_limit_of_a_call_is_sliced_and_such_a_push_refused_b53(f
 def test_server_refuses_three_gigabytes_at_the_first_chunk_and_stays_up(folder):
     spec = make_spec(folder, 1, BITS)
     with running_shards(spec) as servers, grpc.insecure_channel(spec.shards[0]) as channel:
-        endless = (
-            pb.Chunk(method="Exchange", total_bytes=3 << 30, data=b"x").SerializeToString() for _ in range(1 << 30)
-        )
+        chunk = pb.Chunk(method="Exchange", total_bytes=3 << 30, data=b"x").SerializeToString()
         with pytest.raises(grpc.RpcError) as caught:
             list(channel.stream_stream(f"/{SERVICE}/Chunked")(itertools.repeat(chunk), timeout=10))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
