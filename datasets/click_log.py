@@ -6,7 +6,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from .conform import Conform
 from .csv_options import CsvOptions
 from .errors import ClickLogError, EmptyClickLogError
 from .file_paths import find_files
+from .file_reader import FileReader
 from .fresh_lock import FreshLock
 from .open_reader import open_reader
 from .record_encoder import RecordEncoder
@@ -82,14 +83,7 @@ class ClickLog:
     ) -> ClickLog:
         """The click log of a table in memory: pyarrow, pandas, polars, or a dict of columns."""
         reader = TableReader(as_table(table), piece_rows=unit_rows)
-        return cls._over(
-            {reader.path: Source(0, reader, {})},
-            [reader.path],
-            time_column=time_column,
-            stages=stages,
-            unit_rows=unit_rows,
-            run=run,
-        )
+        return cls.over(reader, time_column=time_column, stages=stages, unit_rows=unit_rows, run=run)
 
     @classmethod
     def from_batches(
@@ -103,20 +97,23 @@ class ClickLog:
         """The click log of record batches from elsewhere, as one work unit that ends when the source does.
 
         source: called once an epoch; an iterator can be read for one epoch. Shuffling is within `unit_rows` rows."""
-        reader = StreamReader(source)
-        return cls._over(
-            {reader.path: Source(0, reader, {})},
-            [reader.path],
-            time_column=None,
-            stages=stages,
-            unit_rows=unit_rows,
-            run=run,
-        )
+        return cls.over(StreamReader(source), stages=stages, unit_rows=unit_rows, run=run)
 
     @classmethod
-    def _over(cls, sources: dict[str, Source], order: list[str], **options: Any) -> ClickLog:
+    def over(
+        cls,
+        *readers: FileReader,
+        time_column: str | None = None,
+        stages: Sequence[RecordStage] = (),
+        unit_rows: int = UNIT_ROWS,
+        run: int | None = None,
+    ) -> ClickLog:
+        """The click log of readers of your own, in this order, with paths that differ."""
+        sources = {reader.path: Source(number, reader, {}) for number, reader in enumerate(readers)}
+        if len(sources) != len(readers):
+            raise ClickLogError(f"expected readers of distinct paths, got {[reader.path for reader in readers]}")
         log = cls.__new__(cls)
-        log._set(sources, order, **options)
+        log._set(sources, list(sources), time_column=time_column, stages=stages, unit_rows=unit_rows, run=run)
         return log
 
     def _set(
@@ -141,15 +138,16 @@ class ClickLog:
 
     def with_stages(self, *stages: RecordStage, run: int | None = None) -> ClickLog:
         """The same click log whose records go through `stages` after its own; `run` as for a new one."""
-        records = self._records
-        return self._over(
-            dict(records.sources),
+        log = self.__class__.__new__(self.__class__)
+        log._set(
+            dict(self._records.sources),
             self._files,
             time_column=self._time_column.name if self._time_column is not None else None,
-            stages=(*records.stages, *stages),
+            stages=(*self._records.stages, *stages),
             unit_rows=self._unit_rows,
             run=run,
         )
+        return log
 
     @property
     def run(self) -> int:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from .click_log import UNIT_ROWS, ClickLog
 from .errors import ClickLogError
+from .interaction_sequences import amazon_interactions, sasrec_interactions, taobao_user_behavior
 from .movielens import movielens_1m, movielens_100k, movielens_latest
 from .public_logs import adult, alimama_dmr, avazu, criteo, din_sequences, frappe
 
 _OPENERS: dict[str, Callable[..., ClickLog]] = {
     "adult": adult,
     "alimama_dmr": alimama_dmr,
+    "amazon_interactions": amazon_interactions,
     "avazu": avazu,
     "criteo": criteo,
     "din_sequences": din_sequences,
@@ -20,6 +22,8 @@ _OPENERS: dict[str, Callable[..., ClickLog]] = {
     "movielens_100k": movielens_100k,
     "movielens_1m": movielens_1m,
     "movielens_latest": movielens_latest,
+    "sasrec_interactions": sasrec_interactions,
+    "taobao_user_behavior": taobao_user_behavior,
 }
 READY_MADE = tuple(_OPENERS)
 
