@@ -15,7 +15,6 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from ..checkpoint.checksum_file import ChecksumFile
 from ..checkpoint.storage import Directory
@@ -91,11 +90,14 @@ class _Columns:
         if "id" in self.by_name:
             self.by_name["id"].add(np.asarray(rows.ids.fill_null(0).to_numpy(zero_copy_only=False)))
             return
-        texts = rows.ids.fill_null("").cast(pa.large_binary())
-        lengths = np.diff(np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1])
-        self.by_name["id_bytes"].add(np.frombuffer(b"".join(texts.to_pylist()), np.uint8))
-        self.by_name["id_offsets"].add(self._text_bytes + np.cumsum(lengths))
-        self._text_bytes += int(lengths.sum())
+        if not len(rows.ids):
+            return
+        texts = rows.ids.fill_null("")
+        _, offset_buffer, data = texts.buffers()
+        offsets = np.frombuffer(offset_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+        self.by_name["id_bytes"].add(np.frombuffer(data or b"", np.uint8)[offsets[0] : offsets[-1]])
+        self.by_name["id_offsets"].add(self._text_bytes + offsets[1:] - offsets[0])
+        self._text_bytes += int(offsets[-1] - offsets[0])
 
     def add_erased(self, erased: npt.NDArray[np.uint64]) -> None:
         if len(erased):

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 
 from ...feature_map import FeatureMap
+from ...feature_map.value_files import read_values
 from ..checkpoint.manifest import package_version
 from ..checkpoint.reader import Checkpoint
 from ..checkpoint.snapshot_stream import SnapshotSource, StoreFailure, snapshots
@@ -45,7 +46,7 @@ def export_tables(
     options: ExportOptions | None = None,
     *,
     feature_map: FeatureMap | None = None,
-    dictionaries: Mapping[str, pa.Table] | None = None,
+    dictionaries: Mapping[str, pa.Table] | str | Path | None = None,
     base: str | Path | None = None,
     filesystem: pafs.FileSystem | None = None,
 ) -> ExportReport:
@@ -55,7 +56,7 @@ def export_tables(
     to:           a directory; or, for one table, a file name with the format's suffix: the manifest lies beside it.
                   An export that is there already is replaced when the new one is complete.
     feature_map:  tells what the keys were made from, for raw ids and `EmbeddingReader`; by default the checkpoint's.
-    dictionaries: by text table, an Arrow table (key uint64, value string).
+    dictionaries: texts behind keys: a file of `feature_map.merge_values`, or an Arrow table (key, value) by table name.
     base:         an export of the same tables: only rows changed since and keys erased since are written (a delta).
     Raises: UnknownTableError; CheckpointMismatchError where `base` does not fit; CheckpointWriteError (disk full): what
             was at `to` is untouched; ValueError for options that contradict each other.
@@ -66,7 +67,7 @@ def export_tables(
     chosen = _chosen_tables(source, tables)
     target.check(chosen)
     features = _feature_map_of(source, feature_map)
-    plans = [TableExport(c, options, RawIds.of(features, c.name, (dictionaries or {}).get(c.name))) for c in chosen]
+    plans = [TableExport(c, options, RawIds.of(features, c.name, _texts(dictionaries, c.name))) for c in chosen]
     base_manifest = _base_manifest(base, filesystem, source, plans, options)
     try:
         with target.replaced() as directory:
@@ -181,6 +182,13 @@ def _chosen_tables(source: SnapshotSource, names: Sequence[str] | None) -> list[
         if name not in present:
             raise UnknownTableError(f"expected one of tables {sorted(present)}, got {name!r}")
     return list(present.values()) if names is None else [present[name] for name in dict.fromkeys(names)]
+
+
+def _texts(dictionaries: Mapping[str, pa.Table] | str | Path | None, table: str) -> pa.Table | None:
+    if dictionaries is None or isinstance(dictionaries, Mapping):
+        return None if dictionaries is None else dictionaries.get(table)
+    texts = read_values(dictionaries, table)
+    return texts if len(texts) else None
 
 
 def _feature_map_of(source: SnapshotSource, given: FeatureMap | None) -> FeatureMap | None:

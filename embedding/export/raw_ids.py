@@ -15,7 +15,7 @@ from .manifest import IdType
 
 Keys = npt.NDArray[np.uint64]
 
-_ID_TYPES: dict[IdType, pa.DataType] = {"int64": pa.int64(), "uint64": pa.uint64(), "text": pa.string()}
+_ID_TYPES: dict[IdType, pa.DataType] = {"int64": pa.int64(), "uint64": pa.uint64(), "text": pa.large_string()}
 
 
 def unmix64(keys: Keys) -> Keys:
@@ -56,7 +56,7 @@ class RawIds:
             return cls(found.id, salt, missing_key)
         ordered = dictionary.select(["key", "value"]).sort_by("key").combine_chunks()
         keys = np.asarray(ordered.column("key").cast(pa.uint64()).to_numpy())
-        values = ordered.column("value").cast(pa.string())
+        values = ordered.column("value").cast(pa.large_string())
         return cls(found.id, salt, missing_key, (keys, values.combine_chunks()))
 
     @staticmethod
@@ -75,7 +75,7 @@ class RawIds:
         if self.dictionary is not None:
             known, values = self.dictionary
             if not len(known):
-                return pa.nulls(len(keys), pa.string())
+                return pa.nulls(len(keys), pa.large_string())
             place = np.minimum(np.searchsorted(known, keys), len(known) - 1)
             return values.take(pa.array(place, mask=(known[place] != keys) | missing))
         hashes = unmix64(keys) ^ np.uint64(self.salt)
