@@ -13,6 +13,7 @@ from ..embedding.errors import DuplicateKeyError, TableConflictError, UnknownTab
 from . import parameter_server_pb2 as pb
 from .errors import (
     AccessDeniedError,
+    CheckpointNotBegunError,
     DurabilityError,
     GenerationError,
     LostRowsError,
@@ -32,6 +33,7 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (GenerationError, _Code.FAILED_PRECONDITION),
     (WrongPeerError, _Code.FAILED_PRECONDITION),
     (LostRowsError, _Code.DATA_LOSS),
+    (CheckpointNotBegunError, _Code.FAILED_PRECONDITION),
     (DurabilityError, _Code.RESOURCE_EXHAUSTED),
     (UnknownTableError, _Code.NOT_FOUND),
     (TableConflictError, _Code.ALREADY_EXISTS),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,13 @@ from . import parameter_server_pb2 as pb
 from .allocator import keep_large_buffers
 from .client_tokens import ClientTokens
 from .cluster_links import ClusterLinks
-from .errors import RequestTooLargeError, SharedStoreNeededError, StoreClosedError, WrongShardError
+from .errors import (
+    CheckpointNotBegunError,
+    RequestTooLargeError,
+    SharedStoreNeededError,
+    StoreClosedError,
+    WrongShardError,
+)
 from .gradient_guard import GradientGuard, GuardOptions
 from .lane import Lane
 from .partition import RowLayout, split_keys
@@ -44,7 +51,7 @@ from .wire_calls import (
 )
 from .wire_values import WireFormat
 
-T = TypeVar("T")
+_log = logging.getLogger(__name__)
 Positions = npt.NDArray[np.intp]
 
 
@@ -92,6 +99,7 @@ class RemoteStore:
         self._state_widths: dict[str, int] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._wants_checkpoint = False
+        self._checkpoint = 0
         self._closed = False
 
     @property
@@ -241,15 +249,26 @@ class RemoteStore:
     def begin_checkpoint(self) -> None:
         """Snapshots from here on belong to one checkpoint; pushes may go on in between."""
         with self._turn():
-            self._everywhere("BeginCheckpoint", lambda header: pb.BeginCheckpointRequest(header=header))
+            number = secrets.randbits(63)
+            self._checkpoint = number
+            self._everywhere("BeginCheckpoint", lambda header: pb.BeginCheckpointRequest(header=header, number=number))
 
     def commit_checkpoint(self, checkpoint: str) -> None:
-        """The checkpoint at this path is complete: push logs are trimmed to it, and shards start again from it."""
+        """The checkpoint at this path is complete: push logs are trimmed to it, and shards start again from it.
+
+        A shard that was started again in between keeps its log until the next one; a warning names it."""
         with self._turn():
-            self._everywhere(
-                "CommitCheckpoint",
-                lambda header: pb.CommitCheckpointRequest(header=header, checkpoint=checkpoint),
-            )
+            number = self._checkpoint
+
+            def request(header: pb.CallHeader) -> Message:
+                return pb.CommitCheckpointRequest(header=header, checkpoint=checkpoint, number=number)
+
+            for shard in range(self._links.map.shards):
+                link = self._links.link(shard)
+                try:
+                    link.call("CommitCheckpoint", request(link.header).SerializeToString())
+                except CheckpointNotBegunError as error:
+                    _log.warning("checkpoint %s: push log kept until the next one: %s", checkpoint, error)
             self._wants_checkpoint = False
 
     def complete_unit(self, unit: int) -> None:

@@ -230,13 +230,14 @@ class ParameterServerService:
         return _count(1)
 
     def _begin_checkpoint(self, data: bytes) -> bytes:
-        self._check(parse(data, pb.BeginCheckpointRequest()).header)
-        return _count(self._durable.begin_checkpoint())
+        request = parse(data, pb.BeginCheckpointRequest())
+        self._check(request.header)
+        return _count(self._durable.begin_checkpoint(request.number))
 
     def _commit_checkpoint(self, data: bytes) -> bytes:
         request = parse(data, pb.CommitCheckpointRequest())
         self._check(request.header)
-        return _count(self._durable.commit_checkpoint(request.checkpoint))
+        return _count(self._durable.commit_checkpoint(request.checkpoint, request.number))
 
     def _status(self, data: bytes) -> bytes:
         parse(data, pb.StatusRequest())

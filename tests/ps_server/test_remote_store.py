@@ -18,6 +18,7 @@ import pytest
 from lossy_proxy import lossy_proxy
 from running_shards import make_spec, running_shards
 
+from embershard.embedding.checkpoint import TrainingState, open_checkpoint, write_checkpoint
 from embershard.embedding.native_table_group import NativeTableGroup
 from embershard.embedding.store import Pull, Push, PushToken
 from embershard.embedding.table_config import ColumnBlock, Sgd, TableConfig, Zeros
@@ -34,6 +35,7 @@ from embershard.ps_server.errors import (
     WrongPeerError,
 )
 from embershard.ps_server.gradient_guard import GuardOptions
+from embershard.ps_server.local_store import LocalStore
 from embershard.ps_server.mutation import ImportTablet
 from embershard.ps_server.security import ClientSecurity
 from embershard.ps_server.server import ShardOptions, ShardServer
@@ -576,3 +578,49 @@ def test_process_without_the_server_module_can_fork_after_use_b56(folder):
     with running_shards(spec):
         done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_checkpoint_trims_the_push_logs_and_shards_start_from_it(folder):
+    spec = make_spec(folder, 2, BITS)
+    logs = [{"folder": folder / f"shard-{index}", "durability": "log"} for index in range(2)]
+
+    def serve(index):
+        return ShardServer(ShardOptions(spec=spec, index=index, **logs[index]), NativeTableGroup(BITS)).start()
+
+    servers = [serve(0), serve(1)]
+    store = connect(spec.shards[0])
+    store.ensure_tables([COUNTER])
+    for batch in range(200):
+        store.exchange(push_of(range(100), PushToken(1, 1, batch)), None)
+    before = sum(status.log_bytes for status in store.status())
+    store.begin_checkpoint()
+    path = write_checkpoint(folder / "checkpoints", store, TrainingState(step=1))
+    store.exchange(push_of(range(100), PushToken(1, 1, 200)), None)
+    store.commit_checkpoint(str(path))
+    assert sum(status.log_bytes for status in store.status()) < before / 4
+    for server in servers:
+        server.stop()
+    servers = [serve(0), serve(1)]
+    assert read(store, range(100)) == [-201.0] * 100
+    assert store.exchange(push_of(range(100), PushToken(1, 1, 200)), None).report.applied == 0
+    store.close()
+    for server in servers:
+        server.stop()
+
+
+def test_checkpoint_of_three_shards_restores_into_two_and_into_one_process(folder):
+    numbers = np.arange(500)
+    three, two = make_spec(folder, 3, BITS, name="three"), make_spec(folder, 2, BITS, name="two")
+    with running_shards(three, NativeTableGroup), connect(three.shards[0]) as store:
+        store.ensure_tables([COUNTER])
+        store.exchange(push_of(numbers, PushToken(1, 1, 0)), None)
+        path = write_checkpoint(folder / "checkpoints", store, TrainingState(step=1))
+    with running_shards(two, NativeTableGroup), connect(two.shards[0]) as store, LocalStore(BITS) as local:
+        for target in (store, local):
+            with open_checkpoint(path) as checkpoint:
+                checkpoint.restore(target)
+            assert read(target, numbers) == [-1.0] * 500
+            assert target.exchange(push_of(numbers, PushToken(1, 1, 0)), None).report.applied == 0
