@@ -83,6 +83,11 @@ class ShardProcesses:
         os.kill(self.processes[index].pid, signal.SIGKILL)
         self.processes[index].join(START_SECONDS)
 
+    def restart(self, index):
+        """Kill a shard and start it again."""
+        self.kill(index)
+        self.start(index)
+
     def log_bytes(self, index):
         """Bytes in a shard's push log files."""
         with os.scandir(self.options[index].folder / "push_log") as files:
@@ -265,8 +270,7 @@ def killed_at_random(processes, seed, kills, every):
                 wait_until(lambda: processes.log_bytes(index) != before or is_over(), pause=0)  # noqa: B023
             else:
                 moment.wait(float(rng.uniform(0, 0.006)))
-            processes.kill(index)
-            processes.start(index)
+            processes.restart(index)
             done.append(index)
 
     yield disturb
