@@ -55,6 +55,7 @@ _HEAD = struct.Struct("<II")
 _ALIGNMENT = 8
 _DTYPES = ("<f4", "<f2", "<u2", "<u4", "<u8", "<i8", "|u1")
 _MASK, _KEYS = "mask", "keys"
+SNAPSHOT_NUMBERS = ("tablet", "tablet_bits", "version", "since_version", "push_count", "erased_since")
 
 
 class MalformedMutationError(ValueError):
@@ -253,9 +254,9 @@ def _write_cut(body: _Body, cut: CutTablet) -> None:
 def _write_import(body: _Body, imported: ImportTablet) -> None:
     body.put_token(imported.token)
     snapshot = imported.snapshot
-    for name in ("tablet", "tablet_bits", "version", "push_count"):
-        body.fields[name] = int(getattr(snapshot, name))
-    body.fields["since_version"] = None if snapshot.since_version is None else int(snapshot.since_version)
+    for name in SNAPSHOT_NUMBERS:
+        number = getattr(snapshot, name)
+        body.fields[name] = None if number is None else int(number)
     body.fields["tables"] = list(snapshot.tables)
     for index, rows in enumerate(snapshot.tables.values()):
         for name, array in _arrays_of(rows):
@@ -270,7 +271,7 @@ def _read_import(parts: _Parts) -> ImportTablet:
         for index, table in enumerate(parts.fields["tables"])
     }
     applied = AppliedMemory(**{field.name: parts.arrays[f"applied.{field.name}"] for field in fields(AppliedMemory)})
-    numbers = {name: parts.fields[name] for name in ("tablet", "tablet_bits", "version", "since_version", "push_count")}
+    numbers = {name: parts.fields[name] for name in SNAPSHOT_NUMBERS}
     return ImportTablet(TabletSnapshot(**numbers, tables=tables, applied=applied), parts.optional_token())
 
 

@@ -12,7 +12,13 @@ from embershard.embedding.store import PushToken
 from embershard.embedding.table_config import Adam, ColumnBlock, Ftrl, MinCount, TableConfig, Ttl, Zeros
 from embershard.embedding.table_group import AppliedMemory, TableKeys, TableRows, TabletSnapshot, UpdateStep
 from embershard.ps_server import mutation as m
-from embershard.ps_server.mutation_encoding import KINDS, MalformedMutationError, decode_mutation, encode_mutation
+from embershard.ps_server.mutation_encoding import (
+    KINDS,
+    SNAPSHOT_NUMBERS,
+    MalformedMutationError,
+    decode_mutation,
+    encode_mutation,
+)
 
 TOKEN = PushToken((1 << 64) - 1, (1 << 63) | 5, 7)
 KEYS = TableKeys.concat({"user": np.array([3, 1, (1 << 64) - 1], np.uint64), "dense/w": np.array([0], np.uint64)})
@@ -54,6 +60,7 @@ SNAPSHOT = TabletSnapshot(
     version=9,
     since_version=None,
     push_count=77,
+    erased_since=4,
     tables={"user": table_rows(5, np.uint16), "item": table_rows(0, np.float32), "half": table_rows(3, np.float16)},
     applied=AppliedMemory(np.array([5, 6], np.uint64), np.array([1, 2], np.uint64), np.array([10, 0], np.int64)),
 )
@@ -110,12 +117,17 @@ def test_every_kind_of_mutation_has_a_number_and_a_test():
     assert sorted(KINDS.values()) == list(range(1, len(KINDS) + 1))
 
 
+def test_every_field_of_a_snapshot_is_in_its_record():
+    names = {field.name for field in dataclasses.fields(TabletSnapshot)}
+    assert names == {*SNAPSHOT_NUMBERS, "tables", "applied"}
+
+
 def test_bytes_are_those_of_format_1():
     digest = hashlib.sha256()
     for mutation in MUTATIONS:
         if not isinstance(mutation, m.EnsureTables):  # its bytes follow the fields a table's configuration has
             digest.update(encoded(mutation)[1].tobytes())
-    assert digest.hexdigest() == "3192d9f3ec778471cb3f6475d5bbccd964139fa6f17e5076c47b8752c22a9fe0"
+    assert digest.hexdigest() == "4ad18568ca69a2a0b52b70da3960c0a795d993b0d57c68969d85eafe4c4a41b1"
 
 
 @settings(max_examples=50, deadline=None)
