@@ -108,6 +108,16 @@ class EmbeddingReader:
         """Runs of (keys, counts, vectors) that together are all rows, each run ascending by key; newest layer first."""
         return self._table(table).scan()
 
+    def ids(self, table: str) -> pa.ChunkedArray:
+        """(n,) raw ids of all rows, in the order of `scan`; null for the missing key and for text that was not kept.
+
+        Raises: KeyError for a table whose export has no ids.
+        """
+        found = self.manifest.table(table)
+        if found.id is None:
+            raise KeyError(f"expected a table with raw ids, got {table!r} (a cross, or text without a dictionary)")
+        return self._table(table).ids()
+
     def _feature_map(self) -> FeatureMap:
         if self.features is None:
             raise KeyError(f"expected an export with a feature map, got one without ({self.path}); use lookup_keys")
@@ -151,17 +161,27 @@ class _Table:
         return found
 
     def scan(self) -> Iterator[tuple[Keys, npt.NDArray[np.uint32], Vectors]]:
+        for chunk, wanted in self._current():
+            if wanted.all():
+                yield chunk.keys, chunk.counts, restore_float32(chunk.vectors, chunk.scales)
+            else:
+                scales = None if chunk.scales is None else chunk.scales[wanted]
+                yield chunk.keys[wanted], chunk.counts[wanted], restore_float32(chunk.vectors[wanted], scales)
+
+    def ids(self) -> pa.ChunkedArray:
+        chunks = [chunk.ids.filter(pa.array(wanted)) for chunk, wanted in self._current() if chunk.ids is not None]
+        return pa.chunked_array(chunks) if chunks else pa.chunked_array([], pa.null())
+
+    def _current(self) -> Iterator[tuple[ExportChunk, npt.NDArray[np.bool_]]]:
+        """Chunks with rows that no newer layer has replaced, and which rows those are; newest layer first."""
         for index, layer in enumerate(self._layers):
             for chunk in layer.columns.chunks:
                 wanted = np.ones(len(chunk.keys), np.bool_)
                 for newer in self._layers[:index]:
                     here, gone = newer.knows(chunk.keys)
                     wanted &= ~(here | gone)
-                if wanted.all():
-                    yield chunk.keys, chunk.counts, restore_float32(chunk.vectors, chunk.scales)
-                elif wanted.any():
-                    scales = None if chunk.scales is None else chunk.scales[wanted]
-                    yield chunk.keys[wanted], chunk.counts[wanted], restore_float32(chunk.vectors[wanted], scales)
+                if wanted.any():
+                    yield chunk, wanted
 
 
 class _Layer:

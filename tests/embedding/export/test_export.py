@@ -18,7 +18,7 @@ from embershard.embedding.checkpoint import TrainingState, open_checkpoint, writ
 from embershard.embedding.embedding_reader import EmbeddingReader
 from embershard.embedding.errors import CheckpointMismatchError, CheckpointWriteError, UnknownTableError
 from embershard.embedding.export import ExportOptions, export_tables, read_export_manifest
-from embershard.feature_map.value_dictionary import write_values
+from embershard.feature_map.value_dictionary import VALUE_SCHEMA, write_values
 
 from .conftest import INT64_IDS, TEXTS, UINT64_IDS, Trained
 
@@ -105,7 +105,15 @@ def test_texts_come_back_where_a_dictionary_was_kept(tmp_path: Path, trained: Tr
 
 def test_texts_come_from_a_file_of_the_value_dictionary(tmp_path: Path, trained: Trained) -> None:
     file = tmp_path / "values.parquet"
-    write_values(file, [dictionary(trained).select(["key", "value"]).add_column(0, "table", pa.array(["word"] * 6))])
+    texts = dictionary(trained).sort_by("key")
+    write_values(
+        file,
+        [
+            pa.table([pa.repeat("word", len(texts)), texts["key"], texts["value"]], VALUE_SCHEMA.names).cast(
+                VALUE_SCHEMA
+            )
+        ],
+    )
     export_tables(trained.store, tmp_path / "out", None, feature_map=trained.features, dictionaries=file)
     assert sorted(read_plain(tmp_path / "out", "word", "parquet")["id"]) == sorted(TEXTS)
     assert [table.id for table in read_export_manifest(tmp_path / "out")[1].tables] == ["int64", "uint64", "text", None]
