@@ -16,6 +16,7 @@ from .encode_plan import PlanBuilder, number_steps
 from .errors import FeatureMapError
 from .feature_config import Bucketize, Numeric, SoftBuckets
 from .feature_map import FeatureMap
+from .key_arithmetic import mix64
 from .time_parts import TimeColumn, with_time_columns
 
 SAMPLE_VALUES = 200_000
@@ -123,8 +124,4 @@ class _Learner:
 
 
 def _mixed(numbers: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]:
-    salt = np.uint64(_native.mix64((seed + 1) & ((1 << 64) - 1)))
-    h = numbers ^ salt
-    h = (h ^ (h >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
-    h = (h ^ (h >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
-    return h ^ (h >> np.uint64(33))
+    return mix64(numbers ^ np.uint64(_native.mix64((seed + 1) & ((1 << 64) - 1))))
