@@ -3,6 +3,7 @@
 // The definition is NumPy: initializers.py, optimizers.py, row_types.py. Compiled with -ffp-contract=off.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "table_spec.h"
@@ -37,10 +38,12 @@ struct Kernels {
   void (*draw_block)(const BlockSpec& block, uint64_t stream, float* weights);
   // State of a row that starts with `weights` (the block's).
   void (*start_state)(const BlockSpec& block, const float* weights, float* state);
-  // Whether every scaled component is finite and within kGradientLimit.
-  bool (*is_within_limit)(const float* gradient, uint32_t dim, float scale);
-  // One optimizer step; `scratch` holds spec.dim floats.
-  void (*update_block)(const BlockPlan& plan, float* weights, const float* gradient, float* state, float* scratch);
+  // Whether every scaled component of the row is finite and within kGradientLimit.
+  bool (*accepts)(const BlockPlan* plans, size_t blocks, const float* gradient);
+  // One optimizer step of every block, unless the gradient is refused (false; nothing is changed). `scratch` holds the
+  // widest block.
+  bool (*update_row)(const BlockPlan* plans, size_t blocks, float* weights, const float* gradient, float* state,
+                     float* scratch);
   float (*sum_of_squares)(const float* x, uint32_t n);
 
   void (*widen)(RowType type, const uint16_t* row, uint32_t n, float* weights);

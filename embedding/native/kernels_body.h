@@ -131,10 +131,13 @@ void start_state(const BlockSpec& block, const float* __restrict weights, float*
   }
 }
 
-bool is_within_limit(const float* __restrict gradient, uint32_t dim, float scale) {
+bool accepts(const BlockPlan* plans, size_t blocks, const float* __restrict gradient) {
   uint32_t outside = 0;
-  for (uint32_t c = 0; c < dim; ++c) {
-    outside |= static_cast<uint32_t>(!(__builtin_fabsf(gradient[c] * scale) <= kGradientLimit));
+  for (size_t block = 0; block < blocks; ++block) {
+    const uint32_t dim = plans[block].spec->dim;
+    const float* __restrict g = gradient + plans[block].spec->column;
+    const float scale = plans[block].gradient_scale;
+    for (uint32_t c = 0; c < dim; ++c) outside |= static_cast<uint32_t>(!(__builtin_fabsf(g[c] * scale) <= kGradientLimit));
   }
   return outside == 0;
 }
@@ -271,8 +274,8 @@ inline void decay(const BlockPlan& plan, float* __restrict w, float* __restrict 
   }
 }
 
-void update_block(const BlockPlan& plan, float* __restrict w, const float* __restrict gradient, float* __restrict s,
-                  float* __restrict g) {
+inline void update_block(const BlockPlan& plan, float* __restrict w, const float* __restrict gradient,
+                         float* __restrict s, float* __restrict g) {
   if (plan.plain) {
     apply_formula(plan, w, gradient, s);
     return;
@@ -307,6 +310,16 @@ void update_block(const BlockPlan& plan, float* __restrict w, const float* __res
       if (block.optimizer == OptimizerKind::ftrl) ftrl_seat(block, w, s, s + d);
     }
   }
+}
+
+bool update_row(const BlockPlan* plans, size_t blocks, float* __restrict weights, const float* __restrict gradient,
+                float* __restrict state, float* __restrict scratch) {
+  if (!accepts(plans, blocks, gradient)) return false;
+  for (size_t block = 0; block < blocks; ++block) {
+    const BlockSpec& spec = *plans[block].spec;
+    update_block(plans[block], weights + spec.column, gradient + spec.column, state + spec.state_column, scratch);
+  }
+  return true;
 }
 
 // --- row types --------------------------------------------------------------------------------------------------------
@@ -377,5 +390,5 @@ void narrow_stochastic(RowType type, const float* __restrict weights, uint32_t n
   }
 }
 
-constexpr Kernels kSet = {KERNEL_SET_NAME, draw_block, start_state,    is_within_limit,  update_block,
+constexpr Kernels kSet = {KERNEL_SET_NAME, draw_block, start_state,    accepts,          update_row,
                           sum_of_squares,  widen,      narrow_nearest, narrow_stochastic};

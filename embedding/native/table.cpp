@@ -19,7 +19,7 @@ bool has_correction(const BlockSpec& block) {
 
 Table::Table(TableSpec table_spec, size_t tablets, const Kernels& kernels)
     : spec(std::move(table_spec)),
-      layout(spec.dim, bytes_per_weight(spec.row_type), spec.state_width),
+      store(spec.dim, bytes_per_weight(spec.row_type), spec.state_width),
       parts(std::make_unique<Part[]>(tablets)),
       kernels_(kernels) {
   for (const BlockSpec& block : spec.blocks) {
@@ -43,10 +43,10 @@ void Table::draw(uint64_t key, float* weights) const {
   for (const BlockSpec& block : spec.blocks) kernels_.draw_block(block, key_stream, weights + block.column);
 }
 
-void Table::read(const Part& part, uint32_t row, float* weights) const {
-  const char* stored = part.weights(layout, row);
+void Table::read(uint32_t row, float* weights) const {
+  const char* stored = store.weights(row);
   if (is_float32()) {
-    std::memcpy(weights, stored, layout.weight_bytes);
+    std::memcpy(weights, stored, store.weight_bytes());
   } else {
     kernels_.widen(spec.row_type, reinterpret_cast<const uint16_t*>(stored), spec.dim, weights);
   }
@@ -54,22 +54,21 @@ void Table::read(const Part& part, uint32_t row, float* weights) const {
 
 uint32_t Table::create(Part& part, uint64_t key, float* scratch) {
   draw(key, scratch);
-  const uint32_t row = part.insert(key, layout, arena);
-  *part.counters(layout, row) = RowCounters{0, 0, 0};
-  store_initial(part, row, scratch);
+  const uint32_t row = part.insert(key, store, arena);
+  *store.counters(row) = RowCounters{0, 0, 0};
+  store_initial(row, scratch);
   if (PartExtras* extras = part.extras_or_null()) extras->erased.erase(key);
   return row;
 }
 
-void Table::store_initial(Part& part, uint32_t row, const float* weights) const {
-  char* stored = part.weights(layout, row);
-  float* state = Part::state(part.counters(layout, row));
+void Table::store_initial(uint32_t row, const float* weights) const {
+  char* stored = store.weights(row);
   if (is_float32()) {
-    std::memcpy(stored, weights, layout.weight_bytes);
+    std::memcpy(stored, weights, store.weight_bytes());
   } else {
     kernels_.narrow_nearest(spec.row_type, weights, spec.dim, reinterpret_cast<uint16_t*>(stored));
   }
-  start_state(weights, state);
+  start_state(weights, RowStore::state(store.counters(row)));
 }
 
 void Table::start_state(const float* weights, float* state) const {
@@ -102,32 +101,25 @@ std::vector<BlockPlan> Table::plan(const UpdateStep& step) const {
   return plans;
 }
 
-bool Table::accepts(const std::vector<BlockPlan>& plan, const float* gradient) const {
-  for (const BlockPlan& block : plan) {
-    if (!kernels_.is_within_limit(gradient + block.spec->column, block.spec->dim, block.gradient_scale)) return false;
-  }
-  return true;
-}
-
-void Table::update(const std::vector<BlockPlan>& plan, Part& part, uint64_t key, uint32_t row, const float* gradient,
-                   uint32_t occurrences, float* scratch) const {
-  RowCounters* counters = part.counters(layout, row);
-  counters->count = saturating_add(counters->count, occurrences);
-  float* state = Part::state(counters);
-  char* stored = part.weights(layout, row);
-  float* weights = reinterpret_cast<float*>(stored);
-  if (!is_float32()) {
-    weights = scratch + spec.dim;
+bool Table::update(const std::vector<BlockPlan>& plan, uint64_t key, uint32_t row, const float* gradient, RowCounters now,
+                   float* scratch) const {
+  RowCounters* counters = store.counters(row);
+  float* state = RowStore::state(counters);
+  char* stored = store.weights(row);
+  const uint32_t count = saturating_add(counters->count, now.count);
+  if (is_float32()) {
+    if (!kernels_.update_row(plan.data(), plan.size(), reinterpret_cast<float*>(stored), gradient, state, scratch)) {
+      return false;
+    }
+  } else {
+    float* weights = scratch + spec.dim;
     kernels_.widen(spec.row_type, reinterpret_cast<const uint16_t*>(stored), spec.dim, weights);
-  }
-  for (const BlockPlan& block : plan) {
-    kernels_.update_block(block, weights + block.spec->column, gradient + block.spec->column,
-                          state + block.spec->state_column, scratch);
-  }
-  if (!is_float32()) {
-    const uint64_t rounding = mix64(stream(key) + (uint64_t{counters->count} << 32));
+    if (!kernels_.update_row(plan.data(), plan.size(), weights, gradient, state, scratch)) return false;
+    const uint64_t rounding = mix64(stream(key) + (uint64_t{count} << 32));
     kernels_.narrow_stochastic(spec.row_type, weights, spec.dim, rounding, reinterpret_cast<uint16_t*>(stored));
   }
+  *counters = RowCounters{count, now.touched_at, now.version};
+  return true;
 }
 
 }  // namespace embershard

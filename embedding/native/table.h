@@ -20,7 +20,7 @@ class Table {
   Table& operator=(const Table&) = delete;
 
   const TableSpec spec;
-  const RowLayout layout;
+  RowStore store;
   Arena arena;
   const std::unique_ptr<Part[]> parts;
 
@@ -31,19 +31,22 @@ class Table {
   // Initial weights of `key`, before rounding to the row type.
   void draw(uint64_t key, float* weights) const;
   // The weights as float32.
-  void read(const Part& part, uint32_t row, float* weights) const;
+  void read(uint32_t row, float* weights) const;
 
   // A new row with initial weights and state, count 0. `scratch` holds dim() floats.
   uint32_t create(Part& part, uint64_t key, float* scratch);
   // Sets weights (rounded to nearest) and the state that starts with them.
-  void store_initial(Part& part, uint32_t row, const float* weights) const;
+  void store_initial(uint32_t row, const float* weights) const;
 
   std::vector<BlockPlan> plan(const UpdateStep& step) const;
   // Whether all blocks' gradients are within the limit.
-  bool accepts(const std::vector<BlockPlan>& plan, const float* gradient) const;
-  // One optimizer step of every block. `scratch` holds 2 · dim() floats.
-  void update(const std::vector<BlockPlan>& plan, Part& part, uint64_t key, uint32_t row, const float* gradient,
-              uint32_t occurrences, float* scratch) const;
+  bool accepts(const std::vector<BlockPlan>& plan, const float* gradient) const {
+    return kernels_.accepts(plan.data(), plan.size(), gradient);
+  }
+  // One optimizer step of every block and the row's counters; false if the gradient is refused, then nothing is changed.
+  // `scratch` holds 2 · dim() floats.
+  bool update(const std::vector<BlockPlan>& plan, uint64_t key, uint32_t row, const float* gradient, RowCounters now,
+              float* scratch) const;
   void start_state(const float* weights, float* state) const;
 
  private:

@@ -39,11 +39,15 @@ inline void copy_row(float* out, const char* row, size_t bytes) {
 
 }  // namespace
 
-// The request's keys by tablet; within a tablet in request order, so table after table.
+// The request's keys by group of tablets that lie side by side; within a group in request order, so table after table.
 struct TableGroup::Partition {
-  std::vector<uint32_t> starts;  // tablets + 1
-  std::vector<uint32_t> order;   // position in the request
+  int group_bits = 0;
+  std::vector<uint32_t> starts;    // groups + 1
+  std::vector<uint32_t> order;     // position in the request
   std::vector<uint64_t> keys;
+  std::vector<uint8_t> touched;    // per tablet, whether a key of it is wanted
+
+  size_t groups() const { return size_t{1} << group_bits; }
 };
 
 struct TableGroup::Scratch {
@@ -102,23 +106,55 @@ void TableGroup::drop_table(int32_t table) {
   tables_[static_cast<size_t>(table)].reset();
 }
 
-void TableGroup::partition(const Request& request, Partition& partition) const {
-  const size_t n = request.size(), tablet_count = tablets();
-  partition.starts.assign(tablet_count + 1, 0);
+void TableGroup::partition(const Request& request, const bool* mask, Partition& partition) const {
+  const size_t n = request.size();
+  int bits = 0;
+  while (bits < tablet_bits_ && (n >> (bits + 1)) >= kPushBlock) ++bits;
+  partition.group_bits = bits;
+  partition.starts.assign((size_t{1} << bits) + 1, 0);
+  partition.touched.assign(tablets(), 0);
   partition.order.resize(n);
   partition.keys.resize(n);
   uint32_t* starts = partition.starts.data();
-  for (size_t i = 0; i < n; ++i) ++starts[tablet_of(request.keys[i])];
+  uint8_t* touched = partition.touched.data();
+  const int shift = tablet_bits_ - bits;
+  for (size_t i = 0; i < n; ++i) {
+    const size_t tablet = tablet_of(request.keys[i]);
+    if (mask != nullptr && !mask[tablet]) continue;
+    touched[tablet] = 1;
+    ++starts[tablet >> shift];
+  }
   uint32_t sum = 0;
-  for (size_t tablet = 0; tablet <= tablet_count; ++tablet) sum += std::exchange(starts[tablet], sum);
+  for (uint32_t& start : partition.starts) sum += std::exchange(start, sum);
+  uint32_t* order = partition.order.data();
+  uint64_t* keys = partition.keys.data();
   for (size_t i = 0; i < n; ++i) {
     const uint64_t key = request.keys[i];
-    const uint32_t at = starts[tablet_of(key)]++;
-    partition.order[at] = static_cast<uint32_t>(i);
-    partition.keys[at] = key;
+    const size_t tablet = tablet_of(key);
+    if (mask != nullptr && !mask[tablet]) continue;
+    const uint32_t at = starts[tablet >> shift]++;
+    order[at] = static_cast<uint32_t>(i);
+    keys[at] = key;
   }
-  for (size_t tablet = tablet_count; tablet > 0; --tablet) starts[tablet] = starts[tablet - 1];
+  for (size_t group = partition.groups(); group > 0; --group) starts[group] = starts[group - 1];
   starts[0] = 0;
+}
+
+// As check_unique, for a partition that holds all keys: runs of one group and table stay in the nearest cache.
+void TableGroup::check_unique(const Request& request, const Partition& partition) const {
+  DuplicateFinder& duplicates = scratch().duplicates;
+  for (size_t group = 0; group < partition.groups(); ++group) {
+    size_t begin = partition.starts[group];
+    const size_t end = partition.starts[group + 1];
+    for (size_t t = 0; begin < end; ++t) {
+      const auto* order = partition.order.data();
+      const auto stop = static_cast<size_t>(
+          std::lower_bound(order + begin, order + end, static_cast<uint32_t>(request.splits[t + 1])) - order);
+      const size_t found = duplicates.find(partition.keys.data() + begin, stop - begin);
+      if (found != stop - begin) throw DuplicateKey{t, partition.keys[begin + found]};
+      begin = stop;
+    }
+  }
 }
 
 void TableGroup::check_unique(const Request& request) const {
@@ -150,6 +186,7 @@ class TableGroup::Lookup {
       if (oldest.count != 0) copy(oldest);
       const bool more = start(oldest);
       find(stages[(turn + 2) % 3]);
+      find_passed(stages[(turn + 1) % 3]);
       if (!more && stages[(turn + 2) % 3].count == 0 && stages[(turn + 1) % 3].count == 0) break;
     }
   }
@@ -189,14 +226,30 @@ class TableGroup::Lookup {
     return true;
   }
 
+  // In the home bucket; a key that may have passed it is left for the next turn.
   void find(Stage& stage) {
     for (size_t i = 0; i < stage.count; ++i) {
       stage.rows[i] = nullptr;
+      const Bucket* bucket = std::exchange(stage.buckets[i], nullptr);
+      if (bucket == nullptr) continue;
+      const uint32_t row = bucket->find(request_.keys[stage.first + i]);
+      if (row != kNoRow) {
+        stage.rows[i] = stage.table->store.weights(row);
+        prefetch_bytes<0>(stage.rows[i], stage.table->store.weight_bytes());
+      } else if (bucket->is_passed) {
+        stage.buckets[i] = stage.parts[i]->after(bucket);
+        __builtin_prefetch(stage.buckets[i], 0, 3);
+      }
+    }
+  }
+
+  void find_passed(Stage& stage) {
+    for (size_t i = 0; i < stage.count; ++i) {
       if (stage.buckets[i] == nullptr) continue;
       const uint32_t row = stage.parts[i]->find(request_.keys[stage.first + i], stage.buckets[i]);
       if (row == kNoRow) continue;
-      stage.rows[i] = stage.parts[i]->weights(stage.table->layout, row);
-      prefetch_bytes<0>(stage.rows[i], stage.table->layout.weight_bytes);
+      stage.rows[i] = stage.table->store.weights(row);
+      prefetch_bytes<0>(stage.rows[i], stage.table->store.weight_bytes());
     }
   }
 
@@ -208,7 +261,7 @@ class TableGroup::Lookup {
     for (size_t i = 0; i < stage.count; ++i, out += dim) {
       if (stage.rows[i] != nullptr) {
         if (table.is_float32()) {
-          copy_row(out, stage.rows[i], table.layout.weight_bytes);
+          copy_row(out, stage.rows[i], table.store.weight_bytes());
         } else {
           group_.kernels_.widen(table.spec.row_type, reinterpret_cast<const uint16_t*>(stage.rows[i]), table.dim(), out);
         }
@@ -283,8 +336,9 @@ class TableGroup::Push {
         report_(report) {
     uint32_t widest = 0;
     for (size_t t = 0; t < request.table_count; ++t) widest = std::max(widest, group.table(request.tables[t]).dim());
-    scratch().row.resize(size_t{2} * widest);
-    row_ = scratch().row.data();
+    std::vector<float>& row = scratch().row;
+    if (row.size() < size_t{2} * widest) row.resize(size_t{2} * widest);
+    row_ = row.data();
   }
 
   // Entries [begin, end) of the partition.
@@ -298,6 +352,7 @@ class TableGroup::Push {
       update(oldest);
       const bool more = start(oldest);
       find(stages[(turn + 2) % 3]);
+      find_passed(stages[(turn + 1) % 3]);
       if (!more && stages[(turn + 2) % 3].count == 0 && stages[(turn + 1) % 3].count == 0) break;
     }
   }
@@ -342,20 +397,37 @@ class TableGroup::Push {
     return stage.count != 0;
   }
 
+  // In the home bucket; a key that may have passed it, or will if it is new, is left for the next turn.
   void find(Stage& stage) {
     for (size_t i = 0; i < stage.count; ++i) {
       stage.rows[i] = kNoRow;
+      stage.buckets[i] = nullptr;
       const Part& part = *stage.parts[i];
       if (part.is_empty()) continue;
-      // An insert since the first stage may have moved the buckets.
       const uint64_t key = partition_.keys[stage.first + i];
-      const uint32_t row = part.find(key, part.home_bucket(index_hash(key)));
-      stage.rows[i] = row;
-      if (row == kNoRow) continue;
-      const RowLayout& layout = group_.table(request_.tables[stage.table_index[i]]).layout;
-      prefetch_bytes<1>(part.weights(layout, row), layout.weight_bytes);
-      prefetch_bytes<1>(reinterpret_cast<const char*>(part.counters(layout, row)), layout.state_bytes);
+      const Bucket* bucket = part.home_bucket(index_hash(key));  // an insert since the last turn may have moved it
+      stage.rows[i] = bucket->find(key);
+      if (stage.rows[i] != kNoRow) {
+        prefetch_row(stage, i);
+      } else if (bucket->is_passed || bucket->taken == kBucketSlots) {
+        stage.buckets[i] = bucket;
+        __builtin_prefetch(part.after(bucket), 0, 3);
+      }
     }
+  }
+
+  void find_passed(Stage& stage) {
+    for (size_t i = 0; i < stage.count; ++i) {
+      if (stage.buckets[i] == nullptr) continue;
+      stage.rows[i] = stage.parts[i]->find(partition_.keys[stage.first + i]);
+      if (stage.rows[i] != kNoRow) prefetch_row(stage, i);
+    }
+  }
+
+  void prefetch_row(const Stage& stage, size_t i) const {
+    const RowStore& store = group_.table(request_.tables[stage.table_index[i]]).store;
+    prefetch_bytes<1>(store.weights(stage.rows[i]), store.weight_bytes());
+    prefetch_bytes<1>(reinterpret_cast<const char*>(store.counters(stage.rows[i])), store.state_bytes());
   }
 
   void update(const Stage& stage) {
@@ -363,24 +435,22 @@ class TableGroup::Push {
       const size_t table_index = stage.table_index[i];
       Table& table = group_.table(request_.tables[table_index]);
       TableUpdate& report = report_.tables[table_index];
+      const std::vector<BlockPlan>& plan = plans_[table_index];
       const float* row_gradient = gradient(stage.first + i, table_index);
       const uint64_t key = partition_.keys[stage.first + i];
-      if (!table.accepts(plans_[table_index], row_gradient)) {
-        ++report.non_finite;
-        report_.refused_keys[table_index].push_back(key);
-        continue;
-      }
-      Part& part = *stage.parts[i];
       uint32_t row = stage.rows[i];
-      if (row == kNoRow) {
-        row = table.create(part, key, row_);
+      if (row == kNoRow && table.accepts(plan, row_gradient)) {
+        row = table.create(*stage.parts[i], key, row_);
         ++report.created;
       }
-      table.update(plans_[table_index], part, key, row, row_gradient, occurrences_[partition_.order[stage.first + i]], row_);
-      RowCounters* counters = part.counters(table.layout, row);
-      counters->touched_at = step_.now;
-      counters->version = group_.tablets_[group_.tablet_of(key)].version;
-      ++report.applied;
+      const RowCounters now = {occurrences_[partition_.order[stage.first + i]], step_.now,
+                               group_.tablets_[group_.tablet_of(key)].version};
+      if (row != kNoRow && table.update(plan, key, row, row_gradient, now, row_)) {
+        ++report.applied;
+      } else {
+        ++report.non_finite;
+        report_.refused_keys[table_index].push_back(key);
+      }
     }
   }
 
@@ -400,10 +470,14 @@ class TableGroup::Push {
 UpdateReport TableGroup::apply_gradients(const Request& request, const float* gradients, const uint32_t* occurrences,
                                          const UpdateStep& step, const bool* mask) {
   std::shared_lock structure(structure_);
-  check_unique(request);
   Scratch& mine = scratch();
   Partition& parted = mine.partition;
-  partition(request, parted);
+  partition(request, mask, parted);
+  if (mask == nullptr) {
+    check_unique(request, parted);
+  } else {
+    check_unique(request);
+  }
   std::vector<std::vector<BlockPlan>> plans;
   mine.offsets.assign(request.table_count + 1, 0);
   for (size_t t = 0; t < request.table_count; ++t) {
@@ -418,7 +492,7 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const float* gr
   std::mutex total_mutex;
   std::atomic<size_t> cursor{0};
   const size_t n = request.size();
-  const size_t block = std::max<size_t>(1, tablets() * kPushBlock / std::max<size_t>(n, 1));
+  const size_t group_tablets = tablets() >> parted.group_bits;
   const std::function<void(size_t)> work = [&](size_t) {
     UpdateReport report;
     report.tables.resize(request.table_count);
@@ -426,23 +500,15 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const float* gr
     Push push(*this, request, parted, gradients, occurrences, step, offsets, plans, report);
     LockedTablets locks(tablets_.get(), false);
     for (;;) {
-      const size_t first = cursor.fetch_add(block, std::memory_order_relaxed);
-      if (first >= tablets()) break;
-      const size_t last = std::min(tablets(), first + block);
-      for (size_t tablet = first; tablet < last;) {
-        // A run of wanted tablets that lie side by side in the partition.
-        size_t stop = tablet;
-        while (stop < last && (mask == nullptr || mask[stop])) {
-          if (parted.starts[stop] != parted.starts[stop + 1]) {
-            locks.add(stop);
-            ++tablets_[stop].push_count;
-          }
-          ++stop;
-        }
-        push.run(parted.starts[tablet], parted.starts[stop]);
-        locks.release();
-        tablet = stop + 1;
+      const size_t group = cursor.fetch_add(1, std::memory_order_relaxed);
+      if (group >= parted.groups()) break;
+      for (size_t tablet = group * group_tablets; tablet < (group + 1) * group_tablets; ++tablet) {
+        if (!parted.touched[tablet]) continue;
+        locks.add(tablet);
+        ++tablets_[tablet].push_count;
       }
+      push.run(parted.starts[group], parted.starts[group + 1]);
+      locks.release();
     }
     std::lock_guard guard(total_mutex);
     for (size_t t = 0; t < request.table_count; ++t) {
@@ -492,9 +558,9 @@ int64_t TableGroup::assign(const Request& request, const float* weights, const f
       uint32_t row = part.find(key);
       if (row != kNoRow && if_absent) continue;
       if (row == kNoRow) row = used.create(part, key, row_scratch.data());
-      used.store_initial(part, row, row_weights);
-      RowCounters* counters = part.counters(used.layout, row);
-      if (row_state != nullptr) std::memcpy(Part::state(counters), row_state, used.spec.state_width * sizeof(float));
+      used.store_initial(row, row_weights);
+      RowCounters* counters = used.store.counters(row);
+      if (row_state != nullptr) std::memcpy(RowStore::state(counters), row_state, used.spec.state_width * sizeof(float));
       counters->touched_at = now;
       counters->version = tablets_[tablet].version;
       ++done;
@@ -516,7 +582,7 @@ int64_t TableGroup::erase(const Request& request, const bool* mask) {
       LockedTablets lock(tablets_.get(), false);
       lock.add(tablet);
       Part& part = used.parts[tablet];
-      if (part.erase(key, used.layout) == kNoRow) continue;
+      if (part.erase(key, used.store) == kNoRow) continue;
       part.extras().erased.set(key, tablets_[tablet].version);
       ++done;
     }
@@ -544,10 +610,10 @@ TableRows copy_part(const Table& table, const Part& part, bool whole, uint32_t s
   std::vector<std::pair<uint64_t, uint32_t>> entries;
   entries.reserve(whole ? part.rows() : 0);
   part.for_each([&](uint64_t key, uint32_t row) {
-    if (whole || part.counters(table.layout, row)->version > since) entries.emplace_back(key, row);
+    if (whole || table.store.counters(row)->version > since) entries.emplace_back(key, row);
   });
   std::sort(entries.begin(), entries.end());
-  const size_t n = entries.size(), state_width = table.spec.state_width, weight_bytes = table.layout.weight_bytes;
+  const size_t n = entries.size(), state_width = table.spec.state_width, weight_bytes = table.store.weight_bytes();
   TableRows rows;
   rows.keys.resize(n);
   rows.weights.resize(n * weight_bytes);
@@ -557,14 +623,14 @@ TableRows copy_part(const Table& table, const Part& part, bool whole, uint32_t s
   rows.version.resize(n);
   for (size_t i = 0; i < n; ++i) {
     if (i + 8 < n) {
-      __builtin_prefetch(part.weights(table.layout, entries[i + 8].second));
-      __builtin_prefetch(part.counters(table.layout, entries[i + 8].second));
+      __builtin_prefetch(table.store.weights(entries[i + 8].second));
+      __builtin_prefetch(table.store.counters(entries[i + 8].second));
     }
     const auto [key, row] = entries[i];
-    RowCounters* counters = part.counters(table.layout, row);
+    RowCounters* counters = table.store.counters(row);
     rows.keys[i] = key;
-    std::memcpy(rows.weights.data() + i * weight_bytes, part.weights(table.layout, row), weight_bytes);
-    if (state_width != 0) std::memcpy(rows.state.data() + i * state_width, Part::state(counters), state_width * sizeof(float));
+    std::memcpy(rows.weights.data() + i * weight_bytes, table.store.weights(row), weight_bytes);
+    if (state_width != 0) std::memcpy(rows.state.data() + i * state_width, RowStore::state(counters), state_width * sizeof(float));
     rows.count[i] = counters->count;
     rows.touched_at[i] = counters->touched_at;
     rows.version[i] = counters->version;
@@ -594,14 +660,14 @@ void TableGroup::import_tablet(size_t tablet, const std::vector<TableRowsView>& 
   lock.add(tablet);
   if (replace) {
     for (auto& held : tables_) {
-      if (held != nullptr) held->parts[tablet].clear(held->layout, held->arena);
+      if (held != nullptr) held->parts[tablet].clear(held->store, held->arena);
     }
   }
   for (const TableRowsView& view : views) {
     Table& used = table(view.table);
     Part& part = used.parts[tablet];
     for (size_t i = 0; i < view.erasures; ++i) {
-      part.erase(view.erased_keys[i], used.layout);
+      part.erase(view.erased_keys[i], used.store);
       part.extras().erased.set(view.erased_keys[i], view.erased_versions[i]);
     }
     if (view.admissions != 0 || part.extras_or_null() != nullptr) part.extras().admission.clear();
@@ -610,13 +676,13 @@ void TableGroup::import_tablet(size_t tablet, const std::vector<TableRowsView>& 
     for (size_t i = 0; i < view.rows; ++i) {
       uint32_t row = part.find(view.keys[i]);
       if (row == kNoRow) {
-        row = part.insert(view.keys[i], used.layout, used.arena);
+        row = part.insert(view.keys[i], used.store, used.arena);
         if (PartExtras* extras = part.extras_or_null()) extras->erased.erase(view.keys[i]);
       }
-      RowCounters* counters = part.counters(used.layout, row);
+      RowCounters* counters = used.store.counters(row);
       *counters = RowCounters{view.count[i], view.touched_at[i], view.version[i]};
-      std::memcpy(part.weights(used.layout, row), view.weights + i * used.layout.weight_bytes, used.layout.weight_bytes);
-      if (state_bytes != 0) std::memcpy(Part::state(counters), view.state + i * used.spec.state_width, state_bytes);
+      std::memcpy(used.store.weights(row), view.weights + i * used.store.weight_bytes(), used.store.weight_bytes());
+      if (state_bytes != 0) std::memcpy(RowStore::state(counters), view.state + i * used.spec.state_width, state_bytes);
     }
   }
   tablets_[tablet].version = state.version;
@@ -628,7 +694,7 @@ void TableGroup::drop_tablet(size_t tablet) {
   LockedTablets lock(tablets_.get(), false);
   lock.add(tablet);
   for (auto& held : tables_) {
-    if (held != nullptr) held->parts[tablet].clear(held->layout, held->arena);
+    if (held != nullptr) held->parts[tablet].clear(held->store, held->arena);
   }
 }
 
@@ -664,15 +730,16 @@ PartStats TableGroup::stats(int32_t id) {
     stats.rows += part.rows();
     stats.slots += static_cast<int64_t>(part.slots());
     stats.index_bytes += static_cast<int64_t>(part.index_bytes() + sizeof(Part));
-    stats.free_bytes += static_cast<int64_t>(part.free_row_bytes(used.layout));
     if (const PartExtras* extras = part.extras_or_null()) {
       stats.counter_bytes += static_cast<int64_t>(sizeof(PartExtras) + extras->admission.bytes() + extras->erased.bytes());
     }
   }
-  stats.weight_bytes = stats.rows * used.layout.weight_bytes;
+  stats.weight_bytes = stats.rows * used.store.weight_bytes();
   stats.counter_bytes += stats.rows * static_cast<int64_t>(sizeof(RowCounters));
-  stats.state_bytes = stats.rows * (used.layout.state_bytes - static_cast<int64_t>(sizeof(RowCounters)));
-  stats.free_bytes += static_cast<int64_t>(used.arena.free_bytes());
+  stats.state_bytes = stats.rows * (used.store.state_bytes() - static_cast<int64_t>(sizeof(RowCounters)));
+  stats.free_bytes = static_cast<int64_t>(used.arena.free_bytes()) +
+                     (static_cast<int64_t>(used.store.touched_rows()) - stats.rows) *
+                         (used.store.weight_bytes() + used.store.state_bytes());
   return stats;
 }
 

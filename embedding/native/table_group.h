@@ -107,7 +107,7 @@ class TableGroup {
   TableGroup& operator=(const TableGroup&) = delete;
 
   size_t tablets() const { return size_t{1} << tablet_bits_; }
-  size_t weight_bytes(int32_t table) const { return this->table(table).layout.weight_bytes; }
+  size_t weight_bytes(int32_t table) const { return this->table(table).store.weight_bytes(); }
 
   int32_t add_table(TableSpec spec);
   void drop_table(int32_t table);
@@ -146,7 +146,8 @@ class TableGroup {
   static Scratch& scratch();
   size_t tablet_of(uint64_t key) const { return static_cast<size_t>((key >> 1) >> (63 - tablet_bits_)); }
   Table& table(int32_t id) const { return *tables_[static_cast<size_t>(id)]; }
-  void partition(const Request& request, Partition& partition) const;
+  void partition(const Request& request, const bool* mask, Partition& partition) const;
+  void check_unique(const Request& request, const Partition& partition) const;
   void check_unique(const Request& request) const;
 
   const int tablet_bits_;

@@ -1,0 +1,72 @@
+// Row memory of one table: 32-bit row numbers over large chunks, handed out in short runs.
+//
+//   chunk    weights of its 2^k rows, then [count, touched_at, version, state] of its rows
+//   run      up to 256 rows side by side; a tablet takes one row at first, then longer runs, so that small tables stay small
+//
+// Thread safety: any thread may take and return runs; a row's memory is guarded by the lock of the tablet that holds it.
+// Invariants: 1. a row never moves. 2. untouched memory of a chunk takes no physical page.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace embershard {
+
+constexpr uint32_t kNoRow = 0xffffffffU;
+
+struct RowCounters {
+  uint32_t count;
+  uint32_t touched_at;
+  uint32_t version;
+};
+
+struct RowRun {
+  uint32_t first;
+  uint32_t count;
+};
+
+class RowStore {
+ public:
+  static constexpr uint32_t kLongestRun = 256;
+
+  RowStore(uint32_t dim, uint32_t bytes_per_weight, uint32_t state_width);
+  ~RowStore();
+  RowStore(const RowStore&) = delete;
+  RowStore& operator=(const RowStore&) = delete;
+
+  uint32_t weight_bytes() const { return weight_bytes_; }
+  uint32_t state_bytes() const { return state_bytes_; }  // counters and state of one row
+
+  char* weights(uint32_t row) const {
+    return chunks_[row >> chunk_shift_] + size_t{row & chunk_mask_} * weight_bytes_;
+  }
+  RowCounters* counters(uint32_t row) const {
+    return reinterpret_cast<RowCounters*>(chunks_[row >> chunk_shift_] + state_offset_ + size_t{row & chunk_mask_} * state_bytes_);
+  }
+  static float* state(RowCounters* counters) { return reinterpret_cast<float*>(counters + 1); }
+
+  // A run of at most `wanted` rows (a power of two). Throws std::bad_alloc, std::length_error; nothing is changed then.
+  RowRun take(uint32_t wanted);
+  void give_back(RowRun run);
+
+  // Rows ever handed out; all of them may be resident.
+  size_t touched_rows() const;
+
+ private:
+  void add_chunk();
+
+  uint32_t weight_bytes_, state_bytes_;
+  uint32_t chunk_shift_ = 0, chunk_mask_ = 0;
+  size_t state_offset_ = 0, chunk_bytes_ = 0;
+  char** chunks_ = nullptr;  // room for all chunks there can be; an entry is set before any of its rows is handed out
+  size_t directory_bytes_ = 0;
+
+  mutable std::mutex mutex_;
+  size_t chunk_count_ = 0;
+  uint64_t next_row_ = 0;
+  std::vector<RowRun> free_[9];  // by log2 of the run's length
+};
+
+}  // namespace embershard
