@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from ..datasets.csv_options import CsvOptions
 from ..datasets.open_reader import Format
@@ -54,7 +54,17 @@ class OtherFiles(_Section):
     path: Paths
 
 
-Evaluation = Annotated[RandomShare | FromTime | OtherFiles, Field(discriminator="kind")]
+def _evaluation_kind(value: object) -> str:
+    if not isinstance(value, dict):
+        return str(getattr(value, "kind", "random"))
+    return str(value.get("kind", "files" if "path" in value else "time" if "column" in value else "random"))
+
+
+Evaluation = Annotated[
+    Annotated[RandomShare, Tag("random")] | Annotated[FromTime, Tag("time")] | Annotated[OtherFiles, Tag("files")],
+    Discriminator(_evaluation_kind),
+]
+"""Which rows evaluate, by `kind`: random, time or files; told by its fields where it is left out."""
 
 
 class DataConfig(_Section):

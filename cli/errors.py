@@ -9,7 +9,8 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 """The user stopped it (the shell's own number for that)."""
 
-_INPUT_ERRORS = (ValueError, LookupError, FileNotFoundError, IsADirectoryError, NotADirectoryError, FileExistsError)
+_PATH_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, FileExistsError)
+_INPUT_ERRORS = (ValueError, TypeError, LookupError)
 
 
 class UsageError(ValueError):
@@ -20,11 +21,8 @@ def exit_code(error: BaseException) -> int:
     """`EXIT_BAD_INPUT` for errors of this package's classes that say so by their base, else `EXIT_FAILURE`.
 
     A ValueError or LookupError that another library raised is a defect of ours (we did not check), not bad input."""
-    if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError | FileExistsError):
-        return EXIT_BAD_INPUT
-    if is_known(error) and isinstance(error, _INPUT_ERRORS):
-        return EXIT_BAD_INPUT
-    return EXIT_FAILURE
+    is_input = isinstance(error, _PATH_ERRORS) or (is_known(error) and isinstance(error, _INPUT_ERRORS))
+    return EXIT_BAD_INPUT if is_input else EXIT_FAILURE
 
 
 def is_known(error: BaseException) -> bool:

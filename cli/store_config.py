@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 
 class _Store(BaseModel):
@@ -46,4 +46,12 @@ class ClusterStoreConfig(_Store):
     compression: Literal["none", "zstd"] = "none"
 
 
-StoreConfig = Annotated[LocalStoreConfig | ClusterStoreConfig, Field(discriminator="kind")]
+def _kind(value: object) -> str:
+    kind = value.get("kind", "local") if isinstance(value, dict) else getattr(value, "kind", "local")
+    return str(kind)
+
+
+StoreConfig = Annotated[
+    Annotated[LocalStoreConfig, Tag("local")] | Annotated[ClusterStoreConfig, Tag("cluster")], Discriminator(_kind)
+]
+"""The store section, by `kind`: local (the default) or cluster."""

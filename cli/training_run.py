@@ -14,6 +14,8 @@ from ..datasets import ClickLog
 from ..embedding.checkpoint import Checkpoint, latest_checkpoint
 from ..embedding.errors import CheckpointMismatchError
 from ..feature_map import FeatureMap
+from ..feature_map.feature_map_change import diff
+from ..feature_map.learned_statistics import learn_statistics
 from ..feature_map.yaml_file import write_yaml
 from ..models.train_result import TrainResult
 from ..models.trainer import Trainer
@@ -48,20 +50,20 @@ def train_run(config: RunConfig, source: Path, *, resume: bool, stream: TextIO) 
     Raises: UsageError where there is nothing to resume; CheckpointMismatchError naming what does not fit; whatever
     reading, training and saving raise."""
     runs = runs_folder(config.output.folder, source)
-    features = FeatureMap.of(config.features)
     if not resume:
-        with assembled(config, features) as assembly:
-            folder = _PendingFolder(runs, config)
-            return _train(assembly, folder, source.stem, None, None, stream)
+        check_new_run(runs, config.output.name)
+        config = _with_statistics(config)
+        with assembled(config, FeatureMap.of(config.features)) as assembly:
+            return _train(assembly, _PendingFolder(runs, config), source.stem, None, None, stream)
     run = last_run(runs, config.output.name)
-    checkpoint = _checkpoint_to_resume(run)
-    with checkpoint, assembled(config, features) as assembly:
-        _check_same_features(checkpoint, features)
-        checkpoint.restore(assembly.store)
-        manifest = checkpoint.manifest
-        state = TrainerState(manifest.step, manifest.cursor, manifest.scalars, checkpoint.dense())
-        folder = _PendingFolder(runs, config, run)
-        return _train(assembly, folder, source.stem, state, checkpoint.path, stream)
+    with _checkpoint_to_resume(run) as checkpoint:
+        features = _same_features(checkpoint, FeatureMap.of(config.features))
+        config = config.model_copy(update={"features": features.config})
+        with assembled(config, features) as assembly:
+            checkpoint.restore(assembly.store)
+            manifest = checkpoint.manifest
+            state = TrainerState(manifest.step, manifest.cursor, manifest.scalars, checkpoint.dense())
+            return _train(assembly, _PendingFolder(runs, config, run), source.stem, state, checkpoint.path, stream)
 
 
 class _PendingFolder:
@@ -69,8 +71,6 @@ class _PendingFolder:
 
     def __init__(self, runs: Path, config: RunConfig, run: RunFolder | None = None) -> None:
         self._runs, self._config, self._run = runs, config, run
-        if run is None:
-            check_new_run(runs, config.output.name)
 
     def make(self) -> RunFolder:
         if self._run is None:
@@ -141,13 +141,31 @@ def _checkpoint_to_resume(run: RunFolder) -> Checkpoint:
     return checkpoint
 
 
-def _check_same_features(checkpoint: Checkpoint, features: FeatureMap) -> None:
+def _with_statistics(config: RunConfig) -> RunConfig:
+    """The configuration with the means, ranges and quantiles that its features learn from the rows that train."""
+    features = FeatureMap.of(config.features)
+    if not features.unlearned:
+        return config
+    log = train_log(config.data, features.columns, run=0)
+    records = (batch for unit in log.units(0) for batch in log.records(unit, features.columns, config.data.unit_rows))
+    return config.model_copy(update={"features": learn_statistics(features, records).config})
+
+
+def _same_features(checkpoint: Checkpoint, features: FeatureMap) -> FeatureMap:
+    """The checkpoint's feature map, which `features` agrees with but for what is learned from the click log."""
     saved = FeatureMap.from_dict(checkpoint.manifest.feature_map, f"{checkpoint.path} (feature map)")
-    if saved.hash != features.hash:
+    learned = {feature.name: feature for feature in saved.features if feature.name in features.unlearned}
+    filled = tuple(learned.get(feature.name, feature) for feature in features.features)
+    given = FeatureMap.of(features.config.model_copy(update={"features": filled}))
+    if saved.hash != given.hash:
+        found = diff(saved, given)
+        parts = [f"feature {name!r} added" for name in found.added]
+        parts += [f"feature {name!r} removed" for name in found.removed]
+        parts += [str(change) for change in found.changed]
         raise CheckpointMismatchError(
-            f"expected the feature map of {checkpoint.path} (hash {saved.hash[:12]}…), got another one "
-            f"({features.hash[:12]}…): keys or layout would differ"
+            f"expected the feature map of {checkpoint.path}, got another one: {'; '.join(parts) or 'other order'}"
         )
+    return saved
 
 
 def _report(assembly: Assembly, name: str, result: TrainResult, resumed_from: str | None) -> RunReport:

@@ -108,7 +108,7 @@ def _problem(model: type[BaseModel], data: object, detail: ErrorDetails) -> str:
         expected = [part.strip(" '") for part in str(context["expected_tags"]).split(",")]
         return f"{path}.kind: unknown kind {tag!r}; {did_you_mean(tag, expected)}"
     if kind == "union_tag_not_found":
-        return f"{path}: expected a mapping with a `kind`, got {got}"
+        return f"{path}: expected a mapping with a `kind`, got {'none in it' if got == 'a mapping' else got}"
     message = detail["msg"]
     if kind == "value_error":
         return f"{path}: {message.removeprefix('Value error, ')}"

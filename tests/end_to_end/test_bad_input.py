@@ -1,0 +1,174 @@
+"""Bad input ends in one clear error, soon, and nothing half-written stays behind."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from .job import Job, clicks
+
+Damage = Callable[[Job], tuple[list[str], list[str]]]
+
+
+def unknown_config_key(job: Job) -> tuple[list[str], list[str]]:
+    return ["train.epoch=3"], ["$.train.epoch: unknown key; did you mean 'epochs'?"]
+
+
+def value_out_of_range(job: Job) -> tuple[list[str], list[str]]:
+    return ["train.epochs=0"], ["$.train.epochs: expected greater than or equal to 1, got 0"]
+
+
+def missing_column(job: Job) -> tuple[list[str], list[str]]:
+    return ["features.features.0.column=usr"], ["usr", "clicks.parquet", "user"]
+
+
+def float_id_column(job: Job) -> tuple[list[str], list[str]]:
+    return ["features.features.0.column=price"], ["price", "float"]
+
+
+def label_outside_zero_and_one(job: Job) -> tuple[list[str], list[str]]:
+    return ["features.label=user"], ["user", "[0, 1]"]
+
+
+def empty_file_list(job: Job) -> tuple[list[str], list[str]]:
+    return [f"data.path={job.folder}/none-*.parquet"], ["none-*.parquet"]
+
+
+def corrupt_parquet(job: Job) -> tuple[list[str], list[str]]:
+    path = job.folder / "clicks.parquet"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3 : len(data) // 3 + 4000] = bytes(4000)
+    path.write_bytes(bytes(data))
+    return [], ["clicks.parquet"]
+
+
+def truncated_parquet(job: Job) -> tuple[list[str], list[str]]:
+    path = job.folder / "clicks.parquet"
+    path.write_bytes(path.read_bytes()[:-100])
+    return [], ["clicks.parquet"]
+
+
+def unreadable_csv_cell(job: Job) -> tuple[list[str], list[str]]:
+    path = job.folder / "clicks.csv"
+    path.write_text("click,user,item,price\n1,5,a,2.0\n0,6,b,1.0\n1,x7,c,1.0\n")
+    features = "[{name: user, kind: categorical}, {name: price, kind: numeric}]"
+    return [f"data.path={path}", f"features.features={features}"], ["clicks.csv", "row 3", "'user'", "x7"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        unknown_config_key,
+        value_out_of_range,
+        missing_column,
+        float_id_column,
+        label_outside_zero_and_one,
+        empty_file_list,
+        corrupt_parquet,
+        truncated_parquet,
+        unreadable_csv_cell,
+    ],
+    ids=lambda damage: damage.__name__,
+)
+def test_bad_input_is_one_clear_error_and_leaves_nothing(
+    damage: Damage, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, expected = damage(job)
+    before = sorted(job.folder.rglob("*"))
+    message = job.fail(capsys, "train", str(job.path), "--json", *words)
+    for part in expected:
+        assert part in message
+    assert sorted(job.folder.rglob("*")) == before
+
+
+def test_dim_other_than_the_checkpoints_is_refused(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    job.train(capsys, "train.max_steps=20", "output.name=run")
+    before = sorted(job.folder.rglob("*"))
+    message = job.fail(capsys, "train", str(job.path), "--resume", "output.name=run", "model.dim=8")
+    assert "dim" in message
+    assert "user" in message
+    assert sorted(job.folder.rglob("*")) == before
+
+
+def test_checkpoint_without_a_manifest_does_not_exist(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = Path(job.train(capsys, "train.max_steps=20", "output.name=run")["checkpoint"])
+    (checkpoint / "manifest.json").unlink()
+    for command in (["evaluate"], ["predict", "clicks.parquet"], ["export", "--to", "x.parquet"]):
+        message = job.fail(capsys, command[0], str(checkpoint), *command[1:])
+        assert "manifest" in message
+    message = job.fail(capsys, "train", str(job.path), "--resume", "output.name=run")
+    assert "expected a complete checkpoint in" in message
+
+
+def test_missing_files_are_named(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nothing.yaml" in job.fail(capsys, "train", str(job.folder / "nothing.yaml"))
+    assert "no-such-run" in job.fail(capsys, "evaluate", str(job.folder / "no-such-run"))
+    assert "expected a run to resume" in job.fail(capsys, "train", str(job.path), "--resume")
+
+
+def test_bad_cell_in_predict_leaves_no_file(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = job.train(capsys, "train.max_steps=20")["checkpoint"]
+    table = clicks(500)
+    floats = table.set_column(table.schema.get_field_index("user"), "user", pa.array([0.5] * 500))
+    pq.write_table(floats, job.folder / "floats.parquet")
+    to = job.folder / "predicted.parquet"
+    message = job.fail(capsys, "predict", checkpoint, str(job.folder / "floats.parquet"), "--to", str(to))
+    assert "user" in message
+    assert not [path for path in job.folder.iterdir() if "predicted" in path.name]
+
+
+LIMITED = """
+import resource, sys
+from embershard.cli.main import run
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.exit(run(sys.argv[2:]))
+"""
+
+
+@pytest.mark.process
+def test_file_that_cannot_grow_while_saving_keeps_the_older_checkpoint(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Path(job.train(capsys, "train.max_steps=20", "output.name=run")["checkpoint"])
+    before = sorted(path for path in first.parent.rglob("*"))
+    words = ["train", str(job.path), "--json", "--resume", "output.name=run", "train.max_steps=40"]
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, "10000", *words], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == ""
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "could not save a checkpoint" in errors[0]
+    assert "Traceback" not in done.stderr
+    assert sorted(path for path in first.parent.rglob("*")) == before
+    resumed = job.train(capsys, "train.max_steps=40", "output.name=run", "--resume")
+    straight = job.train(capsys, "train.max_steps=40")
+    assert resumed["auc"] == straight["auc"]
+
+
+@pytest.mark.process
+def test_full_disk_while_saving_is_one_clear_error(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    disk = job.folder / "disk"
+    disk.mkdir()
+    mount = shutil.which("mount")
+    if (
+        mount is None
+        or subprocess.run([mount, "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(disk)], check=False).returncode
+    ):
+        pytest.skip("cannot mount a small file system here")
+    try:
+        message = job.fail(
+            capsys, "train", str(job.path), "--json", "train.max_steps=40", f"output.folder={disk}", code=1
+        )
+        assert "No space left on device" in message
+        assert not list(disk.rglob("step-*"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
