@@ -15,7 +15,7 @@ from ..embedding.table_config import TableConfig
 from ..embedding.table_group import TableKeys, TabletSnapshot, UpdateReport
 from .checkpoint_base import CheckpointBase, ShardState, write_base
 from .errors import CheckpointNotBegunError, PushLogFailedError
-from .mutation import AdoptMap, EnsureTables, Mutation
+from .mutation import EnsureTables, Mutation
 from .push_log_files import LogFolder
 from .push_log_writer import PushLogWriter
 from .shard import PushDecision, Shard
@@ -243,9 +243,10 @@ class DurableShard:
         return result
 
     def _carry_out(self, mutation: Mutation) -> UpdateReport | int | dict[str, int] | None:
+        generation = self.shard.generation
         result = self._log_and_apply(mutation, lambda: self.shard.apply(mutation))
-        if isinstance(mutation, AdoptMap) and self._log is not None:
-            self._try_roll(self._log.writer, mutation.generation)
+        if self.shard.generation != generation and self._log is not None:
+            self._try_roll(self._log.writer, self.shard.generation)
         return result
 
     def _carry_out_push(self, decision: PushDecision) -> UpdateReport:

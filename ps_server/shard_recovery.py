@@ -60,12 +60,13 @@ def recover(
 ) -> tuple[DurableShard, Recovery]:
     """The shard, empty when it is given, as its push log in `folder` left it, and what was found.
 
-    The caller holds `folder.lock()` for as long as the shard lives.
-    Raises: CorruptPushLogError naming file and offset; PushLogMismatchError for the log of another shard, cluster or
-    generation; errors of the checkpoint it starts from. The folder is as it was.
+    A log begins with the map the shard is given. Later, a newer map in the log counts; the same map has to give the
+    shard the same tablets, or rows would be missing without a word. The caller holds `folder.lock()` meanwhile.
+    Raises: CorruptPushLogError naming file and offset; PushLogMismatchError for the log of another shard, cluster,
+    generation or share of tablets; errors of the checkpoint it starts from. The folder is as it was.
     """
     identity = LogIdentity(shard_number, cluster, shard.tablet_bits)
-    generation = shard.generation
+    given = AdoptMap(shard.owned, shard.epoch, shard.generation)
     base = read_base(folder)
     reader = PushLogReader(folder, identity)
     if base is None:
@@ -73,11 +74,7 @@ def recover(
     else:
         with open_base(base.checkpoint) as source:
             replayed = _replay(shard, reader, _TabletsOf(shard, base, source))
-    if shard.generation < generation:
-        raise PushLogMismatchError(
-            f"expected a push log of generation {generation}, got one of {shard.generation} ({folder.path('')}): it is"
-            " from before a rollback, start from the checkpoint without it"
-        )
+    _check_map(shard, given, folder)
     repairs = [] if reader.torn is None else [f"cut off {reader.torn}"]
     reader.cut_torn_tail()
     if replayed.refused is not None:
@@ -89,8 +86,26 @@ def recover(
     if base is not None:
         writer.trim(base.since)
     checkpoint = None if base is None else base.checkpoint
+    durable = DurableShard(shard, DurableLog(folder, writer), checkpoint)
+    if base is None and reader.end == 0:
+        durable.apply(given)
     found = Recovery(checkpoint, replayed.records, reader.end, tuple(repairs))
-    return DurableShard(shard, DurableLog(folder, writer), checkpoint), found
+    return durable, found
+
+
+def _check_map(shard: Shard, given: AdoptMap, folder: LogFolder) -> None:
+    """Raises: PushLogMismatchError where the shard came out of its log as another one than it is to be."""
+    if shard.generation < given.generation:
+        raise PushLogMismatchError(
+            f"expected a push log of generation {given.generation}, got one of {shard.generation} ({folder.path('')}):"
+            " it is from before a rollback, start from the checkpoint without it"
+        )
+    if shard.epoch == given.epoch and not np.array_equal(shard.owned, given.owned):
+        raise PushLogMismatchError(
+            f"expected a push log of {int(given.owned.sum())} tablets at map epoch {given.epoch}, got one of "
+            f"{int(shard.owned.sum())} others ({folder.path('')}): the cluster had another number of shards; restore a "
+            "checkpoint into shards with new folders"
+        )
 
 
 @dataclass(slots=True)

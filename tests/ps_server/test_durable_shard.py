@@ -150,7 +150,7 @@ def test_restart_goes_on_in_the_same_log_and_repeats_are_duplicates():
         sent.append(push(rng, 1, batch))
         assert durable.push(sent[-1]).applied > 0
         durable, found, _ = start(folder)  # the old object is a process that was killed
-        assert found.replayed == batch + 2
+        assert found.replayed == batch + 3  # and the map and the table
         assert durable.push(sent[-1]).applied == 0
     assert all(durable.push(old).applied == 0 for old in sent)
     counted = sum(int(durable.shard.snapshot(t).tables["user"].count.sum()) for t in range(4))
@@ -223,7 +223,7 @@ def test_record_that_cannot_be_applied_in_the_middle_of_the_log_is_refused_by_na
     durable.ensure_tables((USER,))
     durable._log.writer.append(DropTable("nowhere"))
     durable.push(push(rng, 1, 0))
-    with pytest.raises(CorruptPushLogError, match=r"segment-0+\.log, offset \d+: record 1 cannot be applied"):
+    with pytest.raises(CorruptPushLogError, match=r"segment-0+\.log, offset \d+: record 2 cannot be applied"):
         start(folder.copy())
 
 
@@ -236,7 +236,7 @@ def test_full_disk_refuses_the_push_changes_nothing_and_takes_the_same_token_lat
     late = push(rng, 1, 1)
     folder.room = 100
     for _ in range(3):
-        with pytest.raises(PushLogFullError, match="no room for record 2 of the push log, nothing was changed"):
+        with pytest.raises(PushLogFullError, match="no room for record 3 of the push log, nothing was changed"):
             durable.push(late)
         assert shard_state(durable.shard) == before
         assert durable.exchange(None, Pull(late.keys)).rows is not None
@@ -433,7 +433,7 @@ def test_many_threads_push_and_all_is_in_the_log_in_the_order_it_was_applied():
         thread.join()
     assert errors == []
     again, found, _ = start(folder)
-    assert found.replayed == 1 + 6 * 25
+    assert found.replayed == 2 + 6 * 25
     assert shard_state(again.shard) == shard_state(durable.shard)
 
 
@@ -474,3 +474,21 @@ def test_restore_and_drop_that_come_late_a_second_time_undo_nothing():
         assert shard_state(again.shard) == before
     with pytest.raises(UnknownTableError):
         durable.drop_table(tokens.next(), "nowhere")
+
+
+def test_shard_that_is_given_other_tablets_than_its_log_has_is_refused():
+    folder = MemoryFolder()
+
+    def shard_of(*tablets, epoch=1):
+        owned = np.zeros(4, np.bool_)
+        owned[list(tablets)] = True
+        return Shard(ReferenceTableGroup(BITS), owned=owned, epoch=epoch)
+
+    durable, _ = recover(shard_of(0, 1), folder, shard_number=0)
+    with pytest.raises(
+        PushLogMismatchError, match="expected a push log of 3 tablets at map epoch 1, got one of 2 others"
+    ):
+        recover(shard_of(0, 1, 2), folder, shard_number=0)
+    durable.apply(AdoptMap(np.array([True, False, True, False]), 2, 0))
+    again, _ = recover(shard_of(0, 1), folder, shard_number=0)
+    assert (again.shard.epoch, np.flatnonzero(again.shard.owned).tolist()) == (2, [0, 2])
