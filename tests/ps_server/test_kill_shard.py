@@ -30,7 +30,7 @@ from embershard.embedding.store import Push, PushToken
 from embershard.embedding.table_group import TableKeys
 from embershard.ps_server.client import connect
 from embershard.ps_server.cluster_spec import ClusterSpec
-from embershard.ps_server.errors import CheckpointNotBegunError, DurabilityError, StoreUnavailableError
+from embershard.ps_server.errors import DurabilityError
 from embershard.ps_server.local_store import LocalStore
 from embershard.ps_server.mutation import ApplyPush
 from embershard.ps_server.push_log_files import DiskFile, DiskFolder
@@ -154,7 +154,6 @@ def test_checkpoints_taken_under_load_and_kills_trim_the_logs_and_shards_start_f
     client = Client(unit=1, batches=300)
     with ShardProcesses(3) as processes, connect(processes.spec.shards) as store:
         store.ensure_tables([USER, ITEM])
-        committed = []
 
         def save_and_kill(progress, is_over):
             """Checkpoints beside the training; a shard dies before, in the middle of or after each."""
@@ -171,15 +170,11 @@ def test_checkpoints_taken_under_load_and_kills_trim_the_logs_and_shards_start_f
                     path = write_checkpoint(processes.folder / "checkpoints", saver, TrainingState(step=step))
                     if dying is not None:
                         dying.result()
-                    # A shard that was killed since it began the checkpoint keeps its log until the next one.
-                    with contextlib.suppress(StoreUnavailableError, CheckpointNotBegunError):
-                        saver.commit_checkpoint(path)
-                        committed.append(step)
+                    saver.commit_checkpoint(path)  # a shard that was killed meanwhile keeps its log until the next one
                 if step % 3 == 2:
                     processes.restart(victim)
 
         run_clients([client], lambda: connect(processes.spec.shards), save_and_kill)
-        assert {2, 5} <= set(committed)
         expected = trained_locally([Client(unit=1, batches=300)])
         assert rows_of(store) == expected
         for index in range(3):
