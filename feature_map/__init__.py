@@ -6,7 +6,6 @@ from .errors import (
     ConfigError,
     FeatureMapChangeError,
     FeatureMapError,
-    KeyCollisionError,
     LabelError,
     MissingColumnError,
     ValueEncodeError,
@@ -28,6 +27,11 @@ from .feature_config import (
     TimePart,
 )
 from .feature_map import FeatureMap, FeatureTable
+from .feature_profile import FeatureProfile, profile_features
+from .grouping import GroupingReport, group_features
+from .learned_statistics import learn_statistics
+from .value_dictionary import ValueDictionary
+from .value_files import merge_values
 
 __all__ = [
     "Bucketize",
@@ -43,9 +47,10 @@ __all__ = [
     "FeatureMapChangeError",
     "FeatureMapConfig",
     "FeatureMapError",
+    "FeatureProfile",
     "FeatureTable",
     "Group",
-    "KeyCollisionError",
+    "GroupingReport",
     "Label",
     "LabelError",
     "Lookup",
@@ -54,5 +59,10 @@ __all__ = [
     "Sequence",
     "SoftBuckets",
     "TimePart",
+    "ValueDictionary",
     "ValueEncodeError",
+    "group_features",
+    "learn_statistics",
+    "merge_values",
+    "profile_features",
 ]

@@ -32,7 +32,3 @@ class ValueEncodeError(ValueError):
 
 class LabelError(ValueEncodeError):
     """A label is null, not finite or outside [0, 1]; the message names column, row and value."""
-
-
-class KeyCollisionError(ValueError):
-    """Two texts of one key space have the same key; the message shows both."""

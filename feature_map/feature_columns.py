@@ -45,11 +45,12 @@ def column_specs(config: FeatureMapConfig) -> tuple[ColumnSpec, ...]:
 def columns_of(feature: Feature, config: FeatureMapConfig) -> tuple[str, ...]:
     """The columns one feature reads values from, in order."""
     if isinstance(feature, Cross | Lookup):
-        return tuple(dict.fromkeys(rule.column for rule in _rules_of(feature, config)))
+        return tuple(dict.fromkeys(rule.column for rule in rules_of(feature, config)))
     return () if isinstance(feature, Constant) else (feature.column,)
 
 
-def _rules_of(feature: Cross | Lookup, config: FeatureMapConfig) -> Iterator[ColumnValues]:
+def rules_of(feature: Cross | Lookup, config: FeatureMapConfig) -> Iterator[ColumnValues]:
+    """The rules of each part of a cross or lookup, in order. Raises: FeatureMapError naming a part that is none."""
     by_name = {f.name: f for f in config.features}
     for part in feature.of:
         if not isinstance(part, str):
@@ -64,7 +65,7 @@ def _rules_of(feature: Cross | Lookup, config: FeatureMapConfig) -> Iterator[Col
 def _all_specs(config: FeatureMapConfig) -> Iterator[ColumnSpec]:
     for feature in config.features:
         if isinstance(feature, Cross | Lookup):
-            for rule in _rules_of(feature, config):
+            for rule in rules_of(feature, config):
                 yield from _value_specs(rule)
         elif isinstance(feature, Categorical | Sequence):
             yield from _value_specs(feature)

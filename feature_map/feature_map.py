@@ -35,6 +35,7 @@ from .feature_config import (
     Numeric,
 )
 from .feature_config import Sequence as SequenceFeature
+from .lookup_file import with_entries
 from .time_parts import with_time_columns
 from .yaml_file import write_yaml
 
@@ -92,25 +93,30 @@ class FeatureMap:
                     "version": version,
                 },
                 "feature map",
-            )
+            ),
+            Path(),
         )
 
     @classmethod
-    def of(cls, config: FeatureMapConfig) -> FeatureMap:
-        """The feature map of a checked configuration. Raises: FeatureMapError where features contradict each other."""
+    def of(cls, config: FeatureMapConfig, folder: str | Path = "") -> FeatureMap:
+        """The feature map of a checked configuration; files of lookups are relative to `folder`.
+
+        Raises: FeatureMapError where features contradict each other."""
         made = cls.__new__(cls)
-        made._set(config)
+        made._set(config, Path(folder))
         return made
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], source: str = "feature map") -> FeatureMap:
-        """The feature map that `to_dict` gave; `source` is named in errors. Raises: ConfigError, FeatureMapError."""
-        return cls.of(validate(FeatureMapConfig, dict(data), source))
+    def from_dict(cls, data: Mapping[str, Any], source: str = "feature map", folder: str | Path = "") -> FeatureMap:
+        """The feature map that `to_dict` gave, or a file holds.
+
+        source: named in errors.   folder: where files of lookups are. Raises: ConfigError, FeatureMapError."""
+        return cls.of(validate(FeatureMapConfig, dict(data), source), folder)
 
     @classmethod
     def load(cls, path: str | Path) -> FeatureMap:
         """The feature map in a YAML file. Raises: FileNotFoundError, ConfigError naming file and path in it."""
-        return cls.from_dict(read_yaml(path), str(path))
+        return cls.from_dict(read_yaml(path), str(path), Path(path).parent)
 
     def save(self, path: str | Path) -> None:
         """Write the YAML file; `load` gives back an equal map. The file is replaced at once or not at all."""
@@ -308,8 +314,8 @@ class FeatureMap:
 
     # --- how it is made -------------------------------------------------------------------------------------------
 
-    def _set(self, config: FeatureMapConfig) -> None:
-        self._config = _with_key_spaces(config)
+    def _set(self, config: FeatureMapConfig, folder: Path) -> None:
+        self._config = _with_key_spaces(with_entries(config, folder))
         self._embedded = tuple(f for f in self._config.features if not isinstance(f, Numeric))
         self._numeric = tuple(f for f in self._config.features if isinstance(f, Numeric))
         self._names = tuple(f.name for f in self._embedded)
