@@ -21,6 +21,7 @@ from .errors import WireFormatError
 from .message_fields import Fields, Packed, S, join_message, read_array, split_message
 from .tablets import TabletMask
 from .wire_values import (
+    LARGEST_EXPONENT,
     Compression,
     WireDtype,
     WireFormat,
@@ -155,6 +156,8 @@ def decode_exchange(data: bytes, tablet_bits: int, max_bytes: int = 1 << 31) -> 
         seen = read_array(fields, _SEEN_PUSHES, U64, "seen_pushes")
         if len(seen) not in (0, 1 << tablet_bits):
             raise WireFormatError(f"expected seen_pushes of {1 << tablet_bits} tablets, got {len(seen)}")
+        if not -LARGEST_EXPONENT - 1 <= part.exponent <= LARGEST_EXPONENT:
+            raise WireFormatError(f"expected an exponent up to {LARGEST_EXPONENT}, got {part.exponent}")
         gradients = unpack_values(
             read_array(fields, _GRADIENTS, storage_dtype(dtype), "gradients"), dtype, part.exponent
         )

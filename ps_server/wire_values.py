@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from ..embedding import _native
 from .errors import RequestTooLargeError, WireFormatError
 
 WireDtype = Literal["float32", "bfloat16", "float16"]
@@ -16,6 +17,7 @@ Compression = Literal["none", "zstd"]
 
 ZSTD_LEVEL = 1
 FLOAT16_LARGEST_EXPONENT = 15
+LARGEST_EXPONENT = 126
 _STORAGE: dict[WireDtype, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(np.uint16),
@@ -36,35 +38,26 @@ class WireFormat:
 
 
 def pack_values(values: npt.NDArray[np.float32], dtype: WireDtype, exponent: int = 0) -> npt.NDArray[Any]:
-    """`values · 2^exponent` in the wire dtype, rounded to nearest even; NaN stays NaN, too large becomes infinite."""
+    """`values · 2^exponent` in the wire dtype, rounded to nearest even.
+
+    NaN and infinite stay what they are; a finite value beyond the largest becomes the largest."""
     if dtype == "float32":
         return values
-    if exponent:
-        values = np.ldexp(values, exponent)
-    if dtype == "float16":
-        with np.errstate(over="ignore"):
-            halves: npt.NDArray[Any] = values.astype(np.float16)
-        return halves
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    rounded: npt.NDArray[Any] = (
-        (bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))) >> np.uint32(16)
-    ).astype(np.uint16)
-    nan = np.isnan(values)
-    if nan.any():
-        rounded[nan] = 0x7FC0
-    return rounded
+    values = np.ascontiguousarray(values, np.float32)
+    bits = np.empty(len(values), np.uint16)
+    _native.narrow(dtype, values * np.float32(2.0**exponent) if exponent else values, bits)
+    return bits.view(_STORAGE[dtype])
 
 
 def unpack_values(packed: npt.NDArray[Any], dtype: WireDtype, exponent: int = 0) -> npt.NDArray[np.float32]:
     """float32 values of a packed array; exact, as every bfloat16 and float16 is a float32."""
     if dtype == "float32":
         return packed
-    values: npt.NDArray[np.float32]
-    if dtype == "bfloat16":
-        values = (packed.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    else:
-        values = packed.astype(np.float32)
-    return np.ldexp(values, -exponent) if exponent else values
+    values = np.empty(len(packed), np.float32)
+    _native.widen(dtype, np.ascontiguousarray(packed).view(np.uint16), values)
+    if exponent:
+        np.multiply(values, np.float32(2.0**-exponent), out=values)
+    return values
 
 
 def storage_dtype(dtype: WireDtype) -> np.dtype[Any]:
@@ -79,7 +72,7 @@ def gradient_exponent(gradients: npt.NDArray[np.float32], dtype: WireDtype) -> i
     largest = float(np.max(np.abs(gradients), where=np.isfinite(gradients), initial=0.0))
     if largest == 0.0:
         return 0
-    return FLOAT16_LARGEST_EXPONENT - int(np.frexp(largest)[1])
+    return min(FLOAT16_LARGEST_EXPONENT - int(np.frexp(largest)[1]), LARGEST_EXPONENT)
 
 
 def compress(array: npt.NDArray[Any], compression: Compression) -> npt.NDArray[Any] | bytes:

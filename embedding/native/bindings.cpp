@@ -6,9 +6,11 @@ namespace nb = nanobind;
 namespace embershard {
 void bind_batch(nb::module_& m);
 void bind_table(nb::module_& m);
+void bind_wire(nb::module_& m);
 }  // namespace embershard
 
 NB_MODULE(_native, m) {
   embershard::bind_batch(m);
   embershard::bind_table(m);
+  embershard::bind_wire(m);
 }

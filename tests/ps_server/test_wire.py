@@ -141,6 +141,23 @@ def test_bfloat16_rounds_to_nearest_even():
     assert np.abs(unpack_values(pack_values(random, "bfloat16"), "bfloat16") / random - 1).max() <= 2**-8
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_16_bit_value_and_its_neighbours_agree_with_numpy(dtype):
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    halves = bits.view(np.float16) if dtype == "float16" else bits
+    wide = unpack_values(halves, dtype)
+    expected = halves.astype(np.float32) if dtype == "float16" else (bits.astype(np.uint32) << 16).view(np.float32)
+    nan = np.isnan(expected)
+    assert np.array_equal(wide[~nan], expected[~nan])
+    assert np.isnan(wide[nan]).all()
+    packed = pack_values(wide, dtype)
+    assert np.array_equal(packed.view(np.uint16)[~nan], bits[~nan])
+    assert np.isnan(unpack_values(packed[nan], dtype)).all()
+    if dtype == "float16":
+        random = np.random.default_rng(0).normal(0, 100, 10_000).astype(np.float32)
+        assert pack_values(random, dtype).tobytes() == random.astype(np.float16).tobytes()
+
+
 def test_float16_gradients_are_scaled_by_a_power_of_two():
     tiny = np.array([3e-9, -1e-9, 0.0], np.float32)
     exponent = gradient_exponent(tiny, "float16")
