@@ -1,8 +1,8 @@
 """Checkpoint workloads: a full save and a full restore beside the sequential write and read of the same bytes.
 
-The reference is what pyarrow does with the same bytes and nothing else: one output stream and an fsync, as the save has,
-or one input stream into memory. Each side of a pair starts from the same page cache: `warm` reads follow the write,
-`cold` ones come after the files were dropped from the cache.
+The reference is what pyarrow does with the same bytes and nothing else: one output stream and an fsync, as the save
+has, or one input stream into memory. Each side of a pair starts from the same page cache: `warm` reads follow the
+write, `cold` ones come after the files were dropped from the cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FILL_ROWS = 1 << 18
 
 
 class Options(BenchOptions):
-    """rows: over all tables.   dim: weights (and Adagrad state) a row.   directory: where to write; the system's default."""
+    """rows: over all tables.   dim: weights (and Adagrad state) a row.   directory: where to write; a temporary one."""
 
     rows: int = Field(default=4_000_000, ge=1)
     tables: int = Field(default=4, ge=1)

@@ -145,10 +145,11 @@ class _Table:
     def lookup(self, keys: Keys) -> Vectors:
         vectors = np.empty((len(keys), self.dim), np.float32)
         vectors[:] = self._unseen
-        open_ = np.arange(len(keys))
+        # In key order the bisections walk through the file once, in place of jumping about in it.
+        rows = np.argsort(keys)
         for layer in self._layers:
-            open_ = open_[layer.fill(keys[open_], open_, vectors)]
-            if not len(open_):
+            rows = rows[layer.fill(keys[rows], rows, vectors)]
+            if not len(rows):
                 break
         return vectors
 
@@ -214,7 +215,7 @@ class _Layer:
         of_chunk = np.searchsorted(self._first, keys, side="right") - 1
         for index in np.unique(of_chunk[of_chunk >= 0]).tolist():
             chunk = self.columns.chunks[index]
-            positions = np.flatnonzero(of_chunk == index)
+            positions = np.arange(len(keys)) if len(self._first) == 1 else np.flatnonzero(of_chunk == index)
             places = np.searchsorted(chunk.keys, keys[positions])
             found = places < len(chunk.keys)
             found[found] = chunk.keys[places[found]] == keys[positions][found]
