@@ -64,6 +64,8 @@ class LocalCluster:
         logs.mkdir(parents=True, exist_ok=True)
         argvs = {name: list(argv) for name, argv in commands.items()}
         write_atomically(self._folder / COMMANDS_FILE, json.dumps(argvs))
+        # What a killed supervisor left behind must not pass for a word of the new one.
+        (self._folder / STATE_FILE).unlink(missing_ok=True)
         command = [sys.executable, "-m", "embershard.cluster.supervisor", str(self._folder)]
         with (logs / "supervisor.log").open("ab") as log:
             process = subprocess.Popen(

@@ -1,0 +1,108 @@
+"""Shards as `cluster up` starts them: they come back after kill -9 with their rows, and nothing outlives its owner."""
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from embershard.cluster.errors import ClusterNotRunningError, ClusterRunningError
+from embershard.cluster.shard_fleet import FleetConfig, ShardFleet
+from embershard.cluster.supervisor import LOCK_FILE, lock_holder
+from embershard.embedding.store import Pull, Push, PushToken
+from embershard.embedding.table_config import ColumnBlock, TableConfig
+from embershard.embedding.table_group import TableKeys
+from embershard.ps_server.client import connect
+from embershard.ps_server.shard_link import Patience
+
+pytestmark = pytest.mark.process
+
+TABLE = TableConfig(name="user", blocks=(ColumnBlock(dim=4),))
+KEYS = TableKeys.of("user", np.arange(64, dtype=np.uint64) << np.uint64(58))
+CONFIG = FleetConfig(shards=2, tablet_bits=3, durability="log")
+
+
+@pytest.fixture
+def fleet():
+    """A fleet whose folder's path is short enough for sockets; whatever a test leaves is killed."""
+    folder = Path(tempfile.mkdtemp(prefix="fleet-"))
+    fleet = ShardFleet(folder)
+    yield fleet
+    if fleet.cluster.is_running():
+        fleet.stop()
+    shutil.rmtree(folder)
+
+
+def push(batch):
+    gradients = np.random.default_rng(batch).standard_normal(64 * TABLE.dim).astype(np.float32)
+    return Push(PushToken(1, 1, batch), KEYS, gradients, np.ones(64, np.uint32), 8, batch + 1, batch)
+
+
+def counts(store):
+    parts = [store.snapshot(tablet).tables["user"].count for tablet in range(1 << CONFIG.tablet_bits)]
+    return np.concatenate(parts).tolist()
+
+
+def pids(fleet):
+    return [role.pid for role in fleet.cluster.status()]
+
+
+def wait_until_gone(processes):
+    """Return when none of the processes runs."""
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert alive == []
+
+
+def test_killed_shards_come_back_at_their_address_with_their_rows(fleet):
+    spec = fleet.start(CONFIG)
+    with connect(spec.shards) as store:
+        store.ensure_tables([TABLE])
+        for batch in range(2):
+            store.exchange(push(batch), None)
+            os.kill(pids(fleet)[batch], signal.SIGKILL)
+            rows = store.exchange(push(batch), Pull(KEYS))  # sent again, too: a duplicate
+            assert rows.report.applied == 0
+        assert counts(store) == [2] * 64
+        assert sum(role.restarts for role in fleet.cluster.status()) == 2
+        assert {role.last_exit for role in fleet.cluster.status()} == {-signal.SIGKILL}
+        with pytest.raises(ClusterRunningError, match=str(fleet.folder)):
+            ShardFleet(fleet.folder).start(CONFIG)
+    running = [psutil.Process(pid) for pid in [*pids(fleet), lock_holder(fleet.folder / LOCK_FILE)]]
+    fleet.stop()
+    wait_until_gone(running)
+    with pytest.raises(ClusterNotRunningError):
+        fleet.stop()
+    left = {path.name for path in fleet.folder.iterdir()}
+    assert left == {"cluster.yaml", "logs", "shard-0", "shard-1"}
+    words = (fleet.folder / "logs" / "shard-0.log").read_text()
+    assert "records replayed" in words
+    assert "drained and stopped" in words
+    spec = fleet.start(CONFIG)  # up after down: the same rows
+    with connect(spec.shards) as store:
+        assert counts(store) == [2] * 64
+
+
+def test_no_shard_outlives_a_killed_supervisor_and_clients_may_come_first(fleet):
+    answers = []
+
+    def early():
+        sockets = [f"unix:{fleet.folder}/shard-{index}.socket" for index in range(2)]
+        with connect(sockets, patience=Patience(connect_seconds=60)) as store:
+            answers.append(store.tablet_bits)
+
+    client = threading.Thread(target=early)
+    client.start()
+    fleet.start(CONFIG)
+    client.join(60)
+    assert answers == [CONFIG.tablet_bits]
+    shards = [psutil.Process(pid) for pid in pids(fleet)]
+    os.kill(lock_holder(fleet.folder / LOCK_FILE), signal.SIGKILL)
+    wait_until_gone(shards)
+    assert not fleet.cluster.is_running()
+    fleet.start(CONFIG)
+    assert all(pids(fleet))
