@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -39,6 +41,7 @@ from .wire_calls import (
 _log = logging.getLogger(__name__)
 Method = Callable[[bytes], bytes]
 _NO_CHANGES = (1 << 32) - 1
+KEPT_BUFFERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class ParameterServerService:
         self._max_bytes = max_request_bytes
         self._norms = GradientNorms()
         self._widths: dict[str, int] = {}
-        self._scratch = threading.local()
+        self._free_buffers: deque[npt.NDArray[np.float32]] = deque(maxlen=KEPT_BUFFERS)
         self.stopping = threading.Event()
         self.failure: PushLogFailedError | None = None
         """Why the shard has to be started again from its log; `stopping` is set with it."""
@@ -146,16 +149,18 @@ class ParameterServerService:
             if report.applied:
                 self._norms.add(call.norms)
             self._metrics.count_push(report, call.push)
-        rows = None
-        if call.pull is not None:
-            rows = self._shard.read(call.pull, self._row_buffer(call.pull.keys))
+        norms = self._norms.summaries(call.norms)
+        wants_checkpoint = self._durable.wants_checkpoint
+        if call.pull is None:
+            return encode_exchange_reply(
+                Exchange(report, None), call.rows_format, norms, wants_checkpoint=wants_checkpoint
+            )
+        with self._row_buffer(call.pull.keys) as buffer:
+            rows = self._shard.read(call.pull, buffer)
             self._metrics.count_pull(len(call.pull.keys.keys))
-        return encode_exchange_reply(
-            Exchange(report, rows),
-            call.rows_format,
-            self._norms.summaries(call.norms),
-            wants_checkpoint=self._durable.wants_checkpoint,
-        )
+            return encode_exchange_reply(
+                Exchange(report, rows), call.rows_format, norms, wants_checkpoint=wants_checkpoint
+            )
 
     def _ensure_tables(self, data: bytes) -> bytes:
         request = parse(data, pb.EnsureTablesRequest())
@@ -280,16 +285,24 @@ class ParameterServerService:
         # A table that is still unknown counts as empty here; the tables refuse it by name.
         return sum(count * self._widths.get(table, 0) for count, table in zip(counts, keys.tables, strict=True))
 
-    def _row_buffer(self, keys: TableKeys) -> npt.NDArray[np.float32]:
+    @contextmanager
+    def _row_buffer(self, keys: TableKeys) -> Iterator[npt.NDArray[np.float32]]:
+        """Room for the rows of `keys`. The buffer used last is taken first: it is still in the processor's cache."""
         size = self._value_count(keys)
         if size * 4 > self._max_bytes:
             raise RequestTooLargeError(
                 f"expected rows of at most {self._max_bytes} bytes, got {size * 4}; pull fewer keys"
             )
-        buffer: npt.NDArray[np.float32] | None = getattr(self._scratch, "rows", None)
-        if buffer is None or len(buffer) < size:
-            buffer = self._scratch.rows = np.empty(size, np.float32)
-        return buffer[:size]
+        try:
+            buffer = self._free_buffers.pop()
+        except IndexError:
+            buffer = np.empty(0, np.float32)
+        if len(buffer) < size:
+            buffer = np.empty(size, np.float32)
+        try:
+            yield buffer[:size]
+        finally:
+            self._free_buffers.append(buffer)
 
     # --- gRPC ---------------------------------------------------------------------------------------------------------
 
