@@ -121,10 +121,6 @@ class TableFiles:
     def add(self, tablet: int, rows: TableRows) -> None:
         """Rows, counters and erased keys of one tablet; tablets come in ascending order."""
         if len(rows.keys):
-            if not bool(np.all(rows.keys[1:] > rows.keys[:-1])):
-                raise ValueError(
-                    f"expected ascending keys in a snapshot, got others (table {self.table.name!r}, tablet {tablet})"
-                )
             if not self._pending:
                 self._first_pending = tablet
             self._last_pending = tablet
@@ -146,6 +142,11 @@ class TableFiles:
     def _flush(self) -> None:
         if self._pending or self._rows.is_empty:
             rows = concat_rows(self._pending, self.table)
+            if not bool((rows.keys[1:] > rows.keys[:-1]).all()):
+                raise ValueError(
+                    f"expected keys that ascend over tablets {self._first_pending} to {self._last_pending}, got others"
+                    f" (table {self.table.name!r})"
+                )
             self._rows.add(self._first_pending, row_batch(self._schema, rows), last_tablet=self._last_pending)
         self._pending, self._pending_bytes = [], 0
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "duplicate_finder.h"
+#include "sort_by_key.h"
 
 namespace embershard {
 namespace {
@@ -607,12 +608,12 @@ void sorted_entries(const KeyMap& map, uint32_t above, bool all, std::vector<uin
 }
 
 TableRows copy_part(const Table& table, const Part& part, bool whole, uint32_t since) {
-  std::vector<std::pair<uint64_t, uint32_t>> entries;
+  std::vector<KeyRow> entries;
   entries.reserve(whole ? part.rows() : 0);
   part.for_each([&](uint64_t key, uint32_t row) {
     if (whole || table.store.counters(row)->version > since) entries.emplace_back(key, row);
   });
-  std::sort(entries.begin(), entries.end());
+  sort_by_key(entries);
   const size_t n = entries.size(), state_width = table.spec.state_width, weight_bytes = table.store.weight_bytes();
   TableRows rows;
   rows.keys.resize(n);
