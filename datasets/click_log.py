@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -242,15 +243,14 @@ class ClickLog:
             raise ClickLogError(f"expected prefetch >= 0 and threads >= 1, got {prefetch} and {threads}")
         if shuffle and self._time_column is not None:
             raise ClickLogError("expected shuffle=False for a click log read in time order, got shuffle=True")
+        columns = [replace(spec, dictionary=True) for spec in features.columns]
         mine = shares(units if units is not None else self.units(epoch, seed=seed, shuffle=shuffle), *shard)
         begin = start
 
         def read() -> Iterator[tuple[pa.RecordBatch, BatchId, ReadPosition]]:
             for number in range(begin.unit, len(mine)):
                 share, first = mine[number], begin.batch if number == begin.unit else 0
-                records = self.records(
-                    share.unit, features.columns, batch_size, seed=seed, shuffle=shuffle, first_batch=first
-                )
+                records = self.records(share.unit, columns, batch_size, seed=seed, shuffle=shuffle, first_batch=first)
                 for index, batch in enumerate(records, first):
                     if index % share.parts == share.part and (batch.num_rows == batch_size or not drop_remainder):
                         yield batch, BatchId(share.unit.id, index), ReadPosition(begin.epoch, number, index + 1)

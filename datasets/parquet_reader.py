@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.types as pat
 
 from .errors import DataFileError
 from .file_paths import DataFile
@@ -15,6 +16,7 @@ from .schema import ColumnSpec
 
 DECODE_ROWS = 65_536
 _READ_AHEAD_BYTES = 1 << 20
+_DICTIONARY_BYTES = 32 << 10  # compressed: some four thousand short texts, about the rows of a batch
 
 
 @dataclass(slots=True)
@@ -22,6 +24,7 @@ class _Cursor:
     """A decode in progress: the next row it gives, the rows left over, and what it gives after them."""
 
     columns: tuple[str, ...]
+    dictionaries: tuple[str, ...]
     row: int
     held: pa.RecordBatch | None
     chunks: Iterator[pa.RecordBatch]
@@ -36,6 +39,7 @@ class ParquetReader:
     def __init__(self, file: DataFile, *, decode_rows: int = DECODE_ROWS) -> None:
         self._path, self._filesystem, self._decode_rows = file.path, file.filesystem, decode_rows
         self._metadata: pq.FileMetaData | None = None
+        self._text_columns: frozenset[str] | None = None
         self._cursor: _Cursor | None = None
         self._lock = FreshLock()
 
@@ -64,8 +68,9 @@ class ParquetReader:
         """See `FileReader`; types are the file's own."""
         present = set(self.column_names())
         names = tuple(spec.name for spec in columns if spec.name in present)
+        dictionaries = tuple(spec.name for spec in columns if spec.dictionary and spec.name in self._few_texts())
         stop = self._footer().num_rows if stop is None else stop
-        cursor = self._take_cursor(names, start)
+        cursor = self._take_cursor(names, dictionaries, start)
         try:
             while cursor.row < stop:
                 chunk = cursor.held if cursor.held is not None else next(cursor.chunks, None)
@@ -86,11 +91,15 @@ class ParquetReader:
         with self._lock:
             self._cursor = cursor
 
-    def _take_cursor(self, names: tuple[str, ...], start: int) -> _Cursor:
+    def _take_cursor(self, names: tuple[str, ...], dictionaries: tuple[str, ...], start: int) -> _Cursor:
         """The kept cursor if it stands at `start`, else a new one at the start of the row group `start` lies in."""
         with self._lock:
             cursor, self._cursor = self._cursor, None
-        if cursor is not None and cursor.columns == names and cursor.row == start:
+        if (
+            cursor is not None
+            and (cursor.columns, cursor.dictionaries) == (names, dictionaries)
+            and cursor.row == start
+        ):
             return cursor
         group, row = 0, 0
         for rows in self.pieces():
@@ -98,18 +107,47 @@ class ParquetReader:
                 break
             group, row = group + 1, row + rows
         groups = list(range(group, self._footer().num_row_groups))
-        return _Cursor(names, row, None, self._decode(groups, names))
+        return _Cursor(names, dictionaries, row, None, self._decode(groups, names, dictionaries))
 
-    def _decode(self, groups: list[int], names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    def _decode(
+        self, groups: list[int], names: tuple[str, ...], dictionaries: tuple[str, ...]
+    ) -> Iterator[pa.RecordBatch]:
         # Without pre_buffer pages are read as they are decoded; the dataset scanner's read-ahead is unbounded.
         with self._filesystem.open_input_file(self._path) as source:
-            file = pq.ParquetFile(source, metadata=self._metadata, pre_buffer=False, buffer_size=_READ_AHEAD_BYTES)
+            file = pq.ParquetFile(
+                source,
+                metadata=self._metadata,
+                read_dictionary=list(dictionaries),
+                pre_buffer=False,
+                buffer_size=_READ_AHEAD_BYTES,
+            )
             if not names:
                 for group in groups:
                     rows = self._footer().row_group(group).num_rows
                     yield pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
                 return
             yield from file.iter_batches(self._decode_rows, row_groups=groups, columns=list(names), use_threads=False)
+
+    def _few_texts(self) -> frozenset[str]:
+        """Text columns that the file has dictionary-encoded with few values, judged by three of its row groups."""
+        if self._text_columns is None:
+            metadata = self._footer()
+            last = metadata.num_row_groups - 1
+            groups = [metadata.row_group(index) for index in sorted({0, last // 2, last})] if last >= 0 else []
+            few = {
+                field.name
+                for field in metadata.schema.to_arrow_schema()
+                if pat.is_string(field.type) or pat.is_binary(field.type)
+            }
+            for group in groups:
+                for index in range(group.num_columns):
+                    column = group.column(index)
+                    if not column.has_dictionary_page or (
+                        column.data_page_offset - column.dictionary_page_offset > _DICTIONARY_BYTES
+                    ):
+                        few.discard(column.path_in_schema)
+            self._text_columns = frozenset(few)
+        return self._text_columns
 
     def _footer(self) -> pq.FileMetaData:
         if self._metadata is None:

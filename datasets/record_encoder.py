@@ -20,7 +20,7 @@ class RecordEncoder(Protocol[BatchT_co]):
 
     @property
     def columns(self) -> tuple[ColumnSpec, ...]:
-        """Click-log columns to read."""
+        """Click-log columns to read. Columns declared as text may arrive dictionary-encoded."""
 
     def encode(self, records: pa.RecordBatch, id: BatchId | None = None) -> BatchT_co:
         """The batch of `records`, which hold `columns`; pure, so that a batch read twice is the same batch."""

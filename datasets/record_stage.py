@@ -49,7 +49,7 @@ class RecordStage(Protocol):
 def columns_to_read(stages: Sequence[RecordStage], columns: Sequence[ColumnSpec]) -> tuple[ColumnSpec, ...]:
     """File columns that `columns` and the stages before them need, without those that a stage makes.
 
-    A column that is asked for without a type has the one that a stage declares."""
+    A column that is asked for without a type has the one that a stage declares, and the form that the stage expects."""
     wanted = {spec.name: spec for spec in columns}
     for stage in reversed(stages):
         for name in stage.outputs:
@@ -58,8 +58,9 @@ def columns_to_read(stages: Sequence[RecordStage], columns: Sequence[ColumnSpec]
             asked = wanted.get(spec.name)
             if asked is None:
                 wanted[spec.name] = spec
-            elif asked.type is None:
-                wanted[spec.name] = replace(asked, type=spec.type)
+            else:
+                type_ = asked.type if asked.type is not None else spec.type
+                wanted[spec.name] = replace(asked, type=type_, dictionary=asked.dictionary and spec.dictionary)
     return tuple(wanted.values())
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import embershard as es
-from embershard.datasets import ClickLog, ColumnSpec, MissingColumnError
+from embershard.datasets import ClickLog, ColumnSpec, MissingColumnError, RandomPart
 
 LABEL = pa.array([0.0, 1.0])
 
@@ -158,3 +158,37 @@ def test_the_same_value_has_one_key_in_every_format(tmp_path: Path) -> None:
     for frame in (pandas.DataFrame({"id": pandas.array(ids, "Int64")}), polars.DataFrame({"id": ids}), {"id": ids}):
         assert keys(ClickLog.from_table(frame), features) == expected
     assert keys(ClickLog.from_batches(table.to_batches), features) == expected
+
+
+def test_text_with_few_values_is_decoded_as_a_dictionary_for_batches_and_as_text_for_records(tmp_path: Path) -> None:
+    few = [f"text {i % 50}" if i % 7 else None for i in range(5_000)]
+    many = [f"text {i * 7919}" for i in range(5_000)]
+    path = write(tmp_path / "log.parquet", few=pa.array(few), many=pa.array(many), number=pa.array(range(5_000)))
+    specs = (ColumnSpec("few", pa.string()), ColumnSpec("many", pa.string()), ColumnSpec("number", pa.int64()))
+
+    class Types:
+        columns = specs
+
+        def encode(self, records: pa.RecordBatch, id: es.BatchId | None = None) -> list[pa.DataType]:
+            return records.schema.types
+
+    log = ClickLog(path, run=0)
+    as_text = [pa.string(), pa.string(), pa.int64()]
+    assert next(iter(log.batches(Types(), 100))) == [pa.dictionary(pa.int32(), pa.string()), *as_text[1:]]
+    assert next(log.records(log.units(0)[0], specs, 100)).schema.types == as_text
+    by_few = ClickLog(path, stages=[es_split("few")], run=0)
+    assert next(iter(by_few.batches(Types(), 100))) == as_text  # a stage sees the form it declares
+    features = es.FeatureMap([es.Categorical("few", id="text"), es.Categorical("many", id="text")])
+    for shuffle in (False, True):
+        for name, texts in (("few", few), ("many", many)):
+            rows = [
+                int(key)
+                for batch in log.batches(features, 128, shuffle=shuffle, epoch=0)
+                for key in batch.keys_of(name)
+            ]
+            expected = [features.key(name, text) for text in texts]
+            assert rows == expected if not shuffle else sorted(rows) == sorted(expected)
+
+
+def es_split(column: str) -> RandomPart:
+    return RandomPart("train", 0.0, by=ColumnSpec(column, pa.string()))
