@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import grpc
 import numpy as np
@@ -23,17 +20,14 @@ from ..embedding.table_group import TableKeys
 from ..ps_server.allocator import keep_large_buffers
 from ..ps_server.channel_options import client_options, server_options
 from ..ps_server.client import connect
-from ..ps_server.cluster_spec import ClusterSpec
 from ..ps_server.local_store import LocalStore
-from ..ps_server.server import ShardOptions, serve
 from ..ps_server.wire_values import WireDtype, WireFormat
 from .measurement import BenchOptions, Measurement, interleaved_rates
+from .shard_processes import PORT_ANY, Transport, process, running_shard, wait_for
 
-Transport = Literal["unix", "tcp"]
 TABLE = "bench"
 REPORT_BYTES = 200
 COUNTER_BYTES = 2048
-PORT_ANY = "127.0.0.1:0"
 
 
 class Options(BenchOptions):
@@ -60,7 +54,7 @@ def run(options: Options) -> Iterator[Measurement]:
     with LocalStore(threads=options.threads) as local:
         _fill(local, table, space)
         for transport in options.transports:
-            with _shard(transport, options.threads) as address, _echo(transport) as echo:
+            with running_shard(transport, options.threads) as address, _echo(transport) as echo:
                 for wire in options.wires:
                     with connect(address, wire=WireFormat(wire)) as store:
                         _fill(store, table, space)
@@ -127,26 +121,14 @@ def _fill(store: EmbeddingStore, table: TableConfig, space: npt.NDArray[np.uint6
 
 
 @contextmanager
-def _shard(transport: Transport, threads: int) -> Iterator[str]:
-    """Address of a shard process that lives as long as the block."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        address = f"unix:{folder}/shard.sock" if transport == "unix" else PORT_ANY
-        spec = ClusterSpec(name="bench", shards=(address,))
-        ready = folder / "ready.json"
-        stack.enter_context(_process(_serve_shard, spec, threads, ready))
-        yield _wait_for(ready)
-
-
-@contextmanager
 def _echo(transport: Transport) -> Iterator[Callable[[str, bytes], bytes]]:
     """A call to an echo process: method name and request in, as many bytes as the name says back."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         address = f"unix:{folder}/echo.sock" if transport == "unix" else PORT_ANY
         ready = folder / "ready.json"
-        stack.enter_context(_process(_serve_echo, address, ready))
-        channel = stack.enter_context(grpc.insecure_channel(_wait_for(ready), client_options()))
+        stack.enter_context(process(_serve_echo, address, ready))
+        channel = stack.enter_context(grpc.insecure_channel(wait_for(ready), client_options()))
         stubs: dict[str, Any] = {}
 
         def call(method: str, request: bytes) -> bytes:
@@ -156,21 +138,6 @@ def _echo(transport: Transport) -> Iterator[Callable[[str, bytes], bytes]]:
             return reply
 
         yield call
-
-
-@contextmanager
-def _process(target: Callable[..., None], *arguments: object) -> Iterator[None]:
-    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
-    process.start()
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.join()
-
-
-def _serve_shard(spec: ClusterSpec, threads: int, ready: Path) -> None:
-    serve(ShardOptions(spec=spec, threads=threads, ready_file=ready))
 
 
 class _EchoHandler(grpc.GenericRpcHandler):
@@ -194,13 +161,3 @@ def _serve_echo(address: str, ready: Path) -> None:
     part.write_text(f'{{"address": "{bound}"}}', encoding="utf-8")
     part.replace(ready)
     server.wait_for_termination()
-
-
-def _wait_for(ready: Path, seconds: float = 60.0) -> str:
-    until = time.monotonic() + seconds
-    while not ready.exists():
-        if time.monotonic() > until:
-            raise TimeoutError(f"expected {ready.name} within {seconds} s, got none: the process did not start")
-        time.sleep(0.01)
-    address: str = json.loads(ready.read_text(encoding="utf-8"))["address"]
-    return address

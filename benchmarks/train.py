@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from ..datasets import ClickLog
 from ..datasets.synthetic import SyntheticClicks, write_synthetic_clicks
+from ..embedding.store import EmbeddingStore
 from ..embedding.table_config import Adagrad
 from ..feature_map import Categorical, FeatureMap, Numeric
 from ..models.config import DeepFMConfig, OptimizerConfig, TrainConfig
@@ -19,8 +21,10 @@ from ..models.mlp import mlp
 from ..models.model_factory import build_dense_optimizer, build_embeddings, build_model
 from ..models.prefetch_pipeline import prefetch
 from ..models.trainer import Trainer
-from ..ps_server import LocalStore
+from ..ps_server import LocalStore, connect
+from ..ps_server.wire_values import WireDtype, WireFormat
 from .measurement import BenchOptions, Measurement, interleaved_rates
+from .shard_processes import running_shards
 
 FEATURES, NUMERICS = 26, 13
 UNIT_ROWS = 65_536
@@ -29,6 +33,7 @@ UNIT_ROWS = 65_536
 class Options(BenchOptions):
     """batches: a round's, rounded up to whole work units.   rounds: turns of each side, after one to warm up.
 
+    shards: processes that hold the rows (0: the training process itself).   wire: how rows and gradients travel.
     ids: of the largest feature; all 26 together have about 2.7 times as many.   data: folder to keep the click log in.
     """
 
@@ -41,6 +46,8 @@ class Options(BenchOptions):
     pipeline_depth: int = Field(default=1, ge=0)
     torch_threads: int | None = None
     table_threads: int = Field(default=1, ge=1)
+    shards: int = Field(default=0, ge=0)
+    wire: WireDtype = "float32"
     data: Path | None = None
 
 
@@ -54,10 +61,12 @@ def run(options: Options) -> Iterator[Measurement]:
         torch.set_num_threads(options.torch_threads)
     units = max(1, round(options.batches * options.batch_size / UNIT_ROWS))
     clicks = click_log_shape(rows=units * UNIT_ROWS * (options.rounds + 1), ids=options.ids)
-    with tempfile.TemporaryDirectory() as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         target = (options.data or Path(folder)) / f"clicks-{clicks.rows}-{clicks.max_ids}.parquet"
         path = target if target.exists() else write_synthetic_clicks(target, clicks)
-        job, ceiling = TrainingJob(path, options, units), DenseCeiling(options)
+        store = stack.enter_context(_open_store(options))
+        job, ceiling = TrainingJob(path, options, units, store), DenseCeiling(options)
         batches = units * (UNIT_ROWS // options.batch_size)
         work = {"train": job.round, "dense": lambda: ceiling.steps(batches)}
         amount = float(units * UNIT_ROWS)
@@ -75,10 +84,26 @@ def run(options: Options) -> Iterator[Measurement]:
             "dim": options.dim,
             "batch_size": options.batch_size,
             "pipeline_depth": options.pipeline_depth,
+            "shards": options.shards,
+            "wire": options.wire if options.shards else None,
             "rows": rows,
             "threads": torch.get_num_threads(),
         },
     )
+
+
+@contextmanager
+def _open_store(options: Options) -> Iterator[EmbeddingStore]:
+    """The rows: in this process, or in shard processes that live as long as the block."""
+    if options.shards == 0:
+        with LocalStore(threads=options.table_threads) as store:
+            yield store
+        return
+    with (
+        running_shards(options.shards, options.table_threads) as addresses,
+        connect(addresses, wire=WireFormat(options.wire)) as remote,
+    ):
+        yield remote
 
 
 def click_log_shape(rows: int, ids: int) -> SyntheticClicks:
@@ -111,8 +136,8 @@ def feature_map() -> FeatureMap:
 class TrainingJob:
     """The whole job, some work units a round; the tables keep growing."""
 
-    def __init__(self, path: Path, options: Options, units: int) -> None:
-        self.store = LocalStore(threads=options.table_threads)
+    def __init__(self, path: Path, options: Options, units: int, store: EmbeddingStore) -> None:
+        self.store = store
         self._features = feature_map()
         self._options, self._units, self._next = options, units, 0
         self._log = ClickLog(path, unit_rows=UNIT_ROWS, run=1)
