@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,6 +26,14 @@ class Block:
     rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    first_row: int
+    rows: int
+    offset: int
+    bytes: int
+
+
 class TextFile:
     """Records of one text file; blank lines are none.
 
@@ -34,7 +43,7 @@ class TextFile:
     def __init__(self, source: TextSource, *, quoting: Quoting | None = None, piece_rows: int = 65_536) -> None:
         self._source, self._quoting, self._piece_rows = source, quoting, piece_rows
         self._lock = FreshLock()
-        self._index: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self._index: list[_Place] | None = None
         self._data_start: int | None = None
 
     @property
@@ -83,20 +92,22 @@ class TextFile:
     def pieces(self) -> tuple[int, ...] | None:
         """Rows of each piece reading can begin at, None where it always begins at the first row.
 
-        Cost: one pass over the bytes, about as fast as memory is copied."""
-        return self._indexed()[0] if self._source.can_seek else None
+        Cost: one pass over the bytes, a fraction of what parsing them takes."""
+        if not self._source.can_seek:
+            return None
+        rows = sum(place.rows for place in self._indexed())
+        whole, rest = divmod(rows, self._piece_rows)
+        return (self._piece_rows,) * whole + ((rest,) if rest else ())
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[Block]:
-        """Blocks that together hold rows [start, stop); the first and the last may hold rows outside."""
-        row, offset = 0, self._start()
-        if start > 0 and self._source.can_seek:
-            pieces, offsets = self._indexed()
-            for rows, piece_offset in zip(pieces, offsets, strict=True):
-                offset = piece_offset
-                if row + rows > start:
-                    break
-                row += rows
-        for text, ends in self._cut(offset, row):
+        """Blocks that together hold rows [start, stop); the first and the last may hold rows outside.
+
+        Raises: DataFileError."""
+        if self._source.can_seek and (start > 0 or self._index is not None):
+            yield from self._indexed_blocks(start, stop)
+            return
+        row = 0
+        for text, ends in self._cut(self._start(), row):
             rows = int(record_starts(text, ends).size)
             if rows and row + rows > start:
                 yield Block(self._source.decoded(text), row, rows)
@@ -104,31 +115,42 @@ class TextFile:
             if stop is not None and row >= stop:
                 return
 
+    def _indexed_blocks(self, start: int, stop: int | None) -> Iterator[Block]:
+        index = self._indexed()
+        number = bisect.bisect_right(index, start, key=lambda place: place.first_row) - 1
+        if number < 0 or (stop is not None and stop <= start):
+            return
+        with self._source.open(index[number].offset) as read:
+            for place in index[number:]:
+                if stop is not None and place.first_row >= stop:
+                    return
+                text = read(place.bytes)
+                if len(text) != place.bytes:
+                    raise DataFileError("expected the file as it was indexed, it is shorter now", path=self.path)
+                yield Block(self._source.decoded(text), place.first_row, place.rows)
+
     def _start(self) -> int:
         if self._data_start is None:
             self.begin()
         return self._data_start or 0
 
-    def _indexed(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Rows of each piece and the byte it begins at."""
+    def _indexed(self) -> list[_Place]:
+        """Where blocks begin: at most a read's worth of text each, and one at the start of every piece."""
         with self._lock:
             if self._index is None:
-                pieces: list[int] = []
-                offsets: list[int] = []
-                offset, held = self._start(), self._piece_rows
+                index: list[_Place] = []
+                offset, row = self._start(), 0
                 for text, ends in self._cut(offset, 0):
                     starts = record_starts(text, ends)
-                    while starts.size:
-                        if held == self._piece_rows:
-                            pieces.append(0)
-                            offsets.append(offset + int(starts[0]))
-                            held = 0
-                        taken = min(self._piece_rows - held, int(starts.size))
-                        pieces[-1] += taken
-                        held += taken
-                        starts = starts[taken:]
+                    into = 0  # rows of this text that are in the index
+                    while into < starts.size:
+                        taken = min(self._piece_rows - row % self._piece_rows, int(starts.size) - into)
+                        first, after = int(starts[into]), into + taken
+                        end = int(starts[after]) if after < starts.size else len(text)
+                        index.append(_Place(row, taken, offset + first, end - first))
+                        row, into = row + taken, after
                     offset += len(text)
-                self._index = tuple(pieces), tuple(offsets)
+                self._index = index
             return self._index
 
     def _cut(self, offset: int, row: int) -> Iterator[tuple[bytes, Positions]]:
