@@ -14,17 +14,13 @@ SEGMENT_MAGIC = b"EMBSPLOG"
 RECORD_MARK = 0x4352504C
 """`LPRC`: what a record starts with."""
 
-FLAG_SYNCED = 1
-"""Segment flag: records are acknowledged only once synced, and the header's sync mark says how far that is."""
-
-_SEGMENT = struct.Struct("<8sIIIIQQQQ")
-_SYNC_MARK = struct.Struct("<Q")
+_SEGMENT = struct.Struct("<8sIIQQQQ")
+_MARK = struct.Struct("<Q")
 _RECORD = struct.Struct("<IHHQQ16s")
 _DIGEST_BYTES = 8
 
-SYNC_MARK_OFFSET = _SEGMENT.size + _DIGEST_BYTES
-SYNC_MARK_BYTES = _SYNC_MARK.size + _DIGEST_BYTES
-SEGMENT_HEADER_BYTES = SYNC_MARK_OFFSET + SYNC_MARK_BYTES
+MARK_OFFSET = _SEGMENT.size + _DIGEST_BYTES
+SEGMENT_HEADER_BYTES = MARK_OFFSET + _MARK.size + _DIGEST_BYTES
 RECORD_HEADER_BYTES = _RECORD.size + _DIGEST_BYTES
 
 _SEGMENT_NAME = re.compile(r"segment-(\d{20})\.log")
@@ -45,42 +41,32 @@ class LogIdentity:
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """Head of a segment file. first: position of its first record.   is_synced: see `FLAG_SYNCED`."""
+    """Head of a segment file. first: position of its first record."""
 
     identity: LogIdentity
     generation: int
     first: int
-    is_synced: bool
 
     def pack(self) -> bytes:
-        """The header with a sync mark at its first position."""
+        """The header with the mark of a segment without records."""
         who = self.identity
-        flags = FLAG_SYNCED if self.is_synced else 0
         fixed = _SEGMENT.pack(
-            SEGMENT_MAGIC,
-            FORMAT_VERSION,
-            flags,
-            who.tablet_bits,
-            0,
-            who.shard,
-            who.cluster,
-            self.generation,
-            self.first,
+            SEGMENT_MAGIC, FORMAT_VERSION, who.tablet_bits, who.shard, who.cluster, self.generation, self.first
         )
-        return fixed + _short_digest(fixed) + pack_sync_mark(self.first)
+        return fixed + _short_digest(fixed) + pack_mark(self.first)
 
     @classmethod
     def unpack(cls, data: bytes) -> SegmentHeader:
         """The header in `SEGMENT_HEADER_BYTES` bytes. Raises: MalformedHeaderError."""
-        fixed, digest = data[: _SEGMENT.size], data[_SEGMENT.size : SYNC_MARK_OFFSET]
-        magic, version, flags, bits, zero, shard, cluster, generation, first = _SEGMENT.unpack(fixed)
+        fixed, digest = data[: _SEGMENT.size], data[_SEGMENT.size : MARK_OFFSET]
+        magic, version, bits, shard, cluster, generation, first = _SEGMENT.unpack(fixed)
         if magic != SEGMENT_MAGIC:
             raise MalformedHeaderError(f"expected magic {SEGMENT_MAGIC!r}, got {magic!r}")
         if _short_digest(fixed) != digest:
             raise MalformedHeaderError("expected a segment header that fits its checksum, got another checksum")
-        if version != FORMAT_VERSION or flags & ~FLAG_SYNCED or zero:
-            raise MalformedHeaderError(f"expected format {FORMAT_VERSION}, got format {version} with flags {flags:#x}")
-        return cls(LogIdentity(shard, cluster, bits), generation, first, bool(flags & FLAG_SYNCED))
+        if version != FORMAT_VERSION:
+            raise MalformedHeaderError(f"expected format {FORMAT_VERSION}, got format {version}")
+        return cls(LogIdentity(shard, cluster, bits), generation, first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +95,18 @@ class RecordHeader:
         return cls(kind, position, body_bytes, body_digest)
 
 
-def pack_sync_mark(position: int) -> bytes:
-    """Bytes of the sync mark: all records before `position` are on the disk."""
-    fixed = _SYNC_MARK.pack(position)
+def pack_mark(position: int) -> bytes:
+    """Bytes of a segment's mark, which lie at `MARK_OFFSET`: nothing from `position` on was acknowledged."""
+    fixed = _MARK.pack(position)
     return fixed + _short_digest(fixed)
 
 
-def unpack_sync_mark(header: bytes) -> int:
-    """Position in the sync mark of a segment header. Raises: MalformedHeaderError."""
-    fixed = header[SYNC_MARK_OFFSET : SYNC_MARK_OFFSET + _SYNC_MARK.size]
-    if _short_digest(fixed) != header[SYNC_MARK_OFFSET + _SYNC_MARK.size :]:
-        raise MalformedHeaderError("expected a sync mark that fits its checksum, got another checksum")
-    (position,) = _SYNC_MARK.unpack(fixed)
+def unpack_mark(header: bytes) -> int:
+    """Position in the mark of a segment header. Raises: MalformedHeaderError."""
+    fixed = header[MARK_OFFSET : MARK_OFFSET + _MARK.size]
+    if _short_digest(fixed) != header[MARK_OFFSET + _MARK.size : SEGMENT_HEADER_BYTES]:
+        raise MalformedHeaderError("expected a mark that fits its checksum, got another checksum")
+    (position,) = _MARK.unpack(fixed)
     return int(position)
 
 

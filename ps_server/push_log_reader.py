@@ -14,17 +14,17 @@ from .mutation import Mutation
 from .mutation_encoding import MalformedMutationError, decode_mutation
 from .push_log_files import LogFile, LogFolder
 from .push_log_format import (
+    MARK_OFFSET,
     RECORD_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
-    SYNC_MARK_OFFSET,
     LogIdentity,
     MalformedHeaderError,
     RecordHeader,
     SegmentHeader,
     first_of_segment,
-    pack_sync_mark,
+    pack_mark,
     segment_name,
-    unpack_sync_mark,
+    unpack_mark,
 )
 
 _CHUNK_BYTES = 1 << 20
@@ -46,9 +46,8 @@ class TornTail:
 class PushLogReader:
     """The reading end of a push log that nobody writes.
 
-    A record that is cut short at the end of the last segment is the torn tail of a crash: `records` ends before it and
-    `torn` says where. Bytes that are all there but do not fit their checksum are damage, and refused; only where
-    records are acknowledged once synced, those behind the sync mark were not, and are the torn tail too.
+    Behind the last segment's mark nothing was acknowledged: what does not fit its checksum there is the torn tail of a
+    crash; `records` ends before it and `torn` says where. Anywhere else it is damage, and refused.
     Thread safety: none.
     """
 
@@ -129,7 +128,7 @@ class PushLogReader:
             raise ValueError(f"expected a record in {last.path}, got none")
         self.cut_torn_tail()
         self._end = self.end - 1
-        _cut(self._folder, last.name, last.last_offset, synced=self._end if last.is_synced else None)
+        _cut(self._folder, last.name, last.last_offset, mark=self._end)
 
     def _mismatch(self, since: int, got: str) -> PushLogMismatchError:
         return PushLogMismatchError(f"expected a push log with position {since}, got {got} ({self._folder.path('')})")
@@ -147,18 +146,13 @@ class _Segment:
         """Of the last record; 0 where there is none."""
         self._folder = folder
         self._is_last = is_last
-        self._synced = first
+        self._mark = first
         file = folder.open(self.name)
         try:
             self.size = file.size()
             self.header = self._read_header(file)
         finally:
             file.close()
-
-    @property
-    def is_synced(self) -> bool:
-        """Whether its records were acknowledged only once synced."""
-        return self.header is not None and self.header.is_synced
 
     def check(self, identity: LogIdentity | None) -> None:
         """Raises: PushLogMismatchError unless it belongs to `identity` and is named as it should be."""
@@ -181,15 +175,15 @@ class _Segment:
                 start, wanted = offset + RECORD_HEADER_BYTES, self.position >= since
                 body = file.read(start, record.body_bytes) if wanted else None
                 if body is not None and mmh3.mmh3_x64_128_digest(body.data) != record.body_digest:
-                    self._end_at(file, offset, "expected a record that fits its checksum, got another checksum")
+                    self._end_at(offset, "expected a record that fits its checksum, got another checksum")
                     break
                 self.last_offset, offset = offset, start + record.body_bytes
                 self.position += 1
                 if body is not None:
                     yield self.position - 1, self._decode(record, body, start)
-            if self.position < self._synced:
+            if self.position < self._mark:
                 raise CorruptPushLogError(
-                    self.path, offset, f"expected synced records up to {self._synced}, got up to {self.position}"
+                    self.path, offset, f"expected records up to {self._mark}, got up to {self.position}"
                 )
         finally:
             file.close()
@@ -203,7 +197,7 @@ class _Segment:
             raise CorruptPushLogError(self.path, 0, f"expected {SEGMENT_HEADER_BYTES} bytes of header, got {len(head)}")
         try:
             header = SegmentHeader.unpack(head)
-            self._synced = unpack_sync_mark(head)
+            self._mark = unpack_mark(head)
         except MalformedHeaderError as error:
             raise CorruptPushLogError(self.path, 0, str(error)) from None
         return header
@@ -211,26 +205,24 @@ class _Segment:
     def _read_record_header(self, file: LogFile, offset: int) -> RecordHeader | None:
         head = file.read(offset, RECORD_HEADER_BYTES).tobytes()
         if len(head) < RECORD_HEADER_BYTES:
-            self._end_at(file, offset, "a record's header is cut short", is_cut_short=True)
+            self._end_at(offset, "a record's header is cut short")
             return None
         try:
             record = RecordHeader.unpack(head)
         except MalformedHeaderError as error:
-            self._end_at(file, offset, str(error))
+            self._end_at(offset, str(error))
             return None
         if record.position != self.position:
-            self._end_at(file, offset, f"expected record {self.position}, got record {record.position}")
+            self._end_at(offset, f"expected record {self.position}, got record {record.position}")
             return None
         if offset + RECORD_HEADER_BYTES + record.body_bytes > self.size:
-            self._end_at(file, offset, "a record is cut short", is_cut_short=True)
+            self._end_at(offset, "a record is cut short")
             return None
         return record
 
-    def _end_at(self, file: LogFile, offset: int, reason: str, *, is_cut_short: bool = False) -> None:
+    def _end_at(self, offset: int, reason: str) -> None:
         """The log ends before the bytes at `offset`. Raises: CorruptPushLogError unless they are a torn tail."""
-        is_unacknowledged = self.is_synced and self.position >= self._synced
-        is_torn = is_cut_short or is_unacknowledged or _is_zero(file, offset, self.size)
-        if not (self._is_last and is_torn):
+        if not self._is_last or self.position < self._mark:
             raise CorruptPushLogError(self.path, offset, f"record {self.position}: {reason}")
         self.torn = TornTail(self.name, offset, self.size - offset, reason)
 
@@ -251,12 +243,12 @@ def _is_zero(file: LogFile, offset: int, stop: int) -> bool:
     return True
 
 
-def _cut(folder: LogFolder, name: str, offset: int, *, synced: int | None = None) -> None:
+def _cut(folder: LogFolder, name: str, offset: int, *, mark: int | None = None) -> None:
     file = folder.open(name)
     try:
+        if mark is not None:
+            file.write(MARK_OFFSET, [pack_mark(mark)])
         file.truncate(offset)
-        if synced is not None:
-            file.write(SYNC_MARK_OFFSET, [pack_sync_mark(synced)])
         file.sync()
     finally:
         file.close()

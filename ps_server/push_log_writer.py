@@ -14,14 +14,14 @@ from .mutation import Mutation
 from .mutation_encoding import encode_mutation
 from .push_log_files import LogFile, LogFolder
 from .push_log_format import (
+    MARK_OFFSET,
     RECORD_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
-    SYNC_MARK_OFFSET,
     LogIdentity,
     RecordHeader,
     SegmentHeader,
     first_of_segment,
-    pack_sync_mark,
+    pack_mark,
     segment_name,
 )
 
@@ -50,8 +50,9 @@ class _Segment:
 class PushLogWriter:
     """The writing end of a push log; positions count records, and `end` is the position of the next one.
 
-    A writer begins a new segment behind what is there. With `fsync` a record is durable once synced (one sync serves
-    all records appended before it); with `log` once the operating system has it: it survives the process.
+    A writer begins a new segment behind what is there. A record is durable once the segment's mark is behind it, and,
+    with `fsync`, all before the mark is synced; one mark, and one sync, serve all records appended before. With `log` a
+    durable record outlives the process, not the machine.
 
     Thread safety: `append`, `rewind`, `roll`, `trim`, `close` from one caller at a time; `wait_durable`, `end`,
     `size_bytes` from any thread.
@@ -82,6 +83,9 @@ class PushLogWriter:
         self._syncing = threading.Lock()
         self._segments = [_Segment(first, self._size_of(first)) for first in _segments_in(folder) if first < end]
         self._last_bytes = 0
+        if self._is_synced:
+            # Records that were replayed are acknowledged from now on, to whoever sends them again.
+            self._sync_segments()
         self._file = self._begin_segment()
 
     @property
@@ -122,8 +126,6 @@ class PushLogWriter:
         self._last_bytes = RECORD_HEADER_BYTES + body_bytes
         last.size += self._last_bytes
         self._end += 1
-        if not self._is_synced:
-            self._durable = self._end
         return self._end
 
     def rewind(self, end: int) -> None:
@@ -133,17 +135,17 @@ class PushLogWriter:
             raise ValueError(f"expected the position {self._end} behind the last record, got {end}")
         last = self._segments[-1]
         with self._syncing:
+            size = last.size - self._last_bytes
             try:
-                self._file.truncate(last.size - self._last_bytes)
-                if self._durable == end and self._is_synced:
-                    self._file.write(SYNC_MARK_OFFSET, [pack_sync_mark(end - 1)])
-                    self._file.sync()
+                # The mark first: behind it, a record that is still there is no acknowledged one.
+                if self._durable == end:
+                    self._file.write(MARK_OFFSET, [pack_mark(end - 1)])
+                self._file.truncate(size)
             except OSError as error:
                 raise self._fail(error) from error
             self._end = end - 1
             self._durable = min(self._durable, self._end)
-            last.size -= self._last_bytes
-            self._last_bytes = 0
+            last.size, self._last_bytes = size, 0
 
     def wait_durable(self, end: int) -> None:
         """Return when all records before `end` are durable. Raises: PushLogFailedError."""
@@ -186,7 +188,8 @@ class PushLogWriter:
             if self._failure is None:
                 with self._syncing:
                     self._sync()
-                    self._sync_segments()
+                    if not self._is_synced:
+                        self._sync_segments()
                 self._failure = "was closed"
         finally:
             self._file.close()
@@ -209,17 +212,16 @@ class PushLogWriter:
         if self._durable == end:
             return
         try:
-            self._file.sync()
-            self._file.write(SYNC_MARK_OFFSET, [pack_sync_mark(end)])
+            if self._is_synced:
+                self._file.sync()
+            self._file.write(MARK_OFFSET, [pack_mark(end)])
         except OSError as error:
             # Pages whose write-back failed may be dropped as clean: a second sync would say yes for nothing.
             raise self._fail(error) from error
         self._durable = end
 
     def _sync_segments(self) -> None:
-        """Bring to the disk what `log` left to the operating system."""
-        if self._is_synced:
-            return
+        """Bring to the disk what was left to the operating system."""
         for segment in self._segments:
             file = self._folder.open(segment_name(segment.first))
             try:
@@ -231,7 +233,7 @@ class PushLogWriter:
     def _begin_segment(self) -> LogFile:
         segment = _Segment(self._end, SEGMENT_HEADER_BYTES)
         name = segment_name(segment.first)
-        header = SegmentHeader(self._identity, self._generation, segment.first, self._is_synced)
+        header = SegmentHeader(self._identity, self._generation, segment.first)
         file: LogFile | None = None
         try:
             file = self._folder.create(name)

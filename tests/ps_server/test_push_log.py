@@ -113,37 +113,72 @@ def test_record_of_many_buffers_is_written_whole(tmp_path):
 
 def test_golden_bytes_of_a_segment_with_one_record():
     folder = MemoryFolder()
-    open_log(folder, durability="fsync", end=9).append(CompleteUnit(1 << 63))
+    log = open_log(folder, end=9)
+    log.wait_durable(log.append(CompleteUnit(1 << 63)))
     data = folder.copy()[segment_name(9)]
     assert data.hex(" ", 8) == GOLDEN
-    assert (SEGMENT_HEADER_BYTES, RECORD_HEADER_BYTES) == (80, 48)
+    assert (SEGMENT_HEADER_BYTES, RECORD_HEADER_BYTES) == (72, 48)
 
 
 GOLDEN = (
-    "454d4253504c4f47 0100000001000000 0200000000000000 0200000000000000 4d00000000000000 "
-    "0100000000000000 0900000000000000 f1a08529244ea864 0900000000000000 e6d7eadf801d341b "
-    "4c5052430a000000 0900000000000000 3000000000000000 8ad457e8c997951c 8b923f80e59b0615 "
-    "ee87efdd73c225a2 2800000000000000 7b22756e6974223a 3932323333373230 3336383534373735 "
-    "3830382c22617272 617973223a5b5d7d"
+    "454d4253504c4f47 0100000002000000 0200000000000000 4d00000000000000 0100000000000000 "
+    "0900000000000000 cbbf2f9c390ed2e3 0a00000000000000 721e622c39342f12 4c5052430a000000 "
+    "0900000000000000 3000000000000000 8ad457e8c997951c 8b923f80e59b0615 ee87efdd73c225a2 "
+    "2800000000000000 7b22756e6974223a 3932323333373230 3336383534373735 3830382c22617272 "
+    "617973223a5b5d7d"
 )
 
 
-def test_tail_torn_at_every_byte_of_the_last_record_is_cut_off_and_said():
-    whole = written(3).copy()[FIRST]
-    last = len(written(2).copy()[FIRST])
-    for size in range(last, len(whole)):
-        folder = MemoryFolder({FIRST: whole[:size]})
-        reader, batches = read(folder)
-        assert batches == [0, 1]
-        if size == last:
+@pytest.mark.parametrize("durability", ["log", "fsync"])
+def test_tail_torn_at_every_byte_of_an_unacknowledged_record_is_cut_off_and_said(durability):
+    folder = written(2, durability=durability)
+    last = len(folder.copy()[FIRST])
+    whole = written_but_for_the_last(3, durability).copy()[FIRST]
+    for size in range(last, len(whole) + 1):
+        torn = MemoryFolder({FIRST: whole[:size]})
+        reader, batches = read(torn)
+        if size in (last, len(whole)):
             assert reader.torn is None
-        else:
-            assert (reader.torn.file, reader.torn.offset, reader.torn.size) == (FIRST, last, size - last)
-            assert "cut short" in str(reader.torn)
+            assert len(batches) == (2 if size == last else 3)
+            continue
+        assert batches == [0, 1]
+        assert (reader.torn.file, reader.torn.offset, reader.torn.size) == (FIRST, last, size - last)
+        assert "cut short" in str(reader.torn)
         reader.cut_torn_tail()
-        written_again = open_log(folder, end=2)
-        written_again.append(push(2))
-        assert read(folder)[1] == [0, 1, 2]
+        open_log(torn, end=2).append(push(2))
+        assert read(torn)[1] == [0, 1, 2]
+
+
+def written_but_for_the_last(count, durability):
+    """A log whose last record was appended, but not acknowledged, before the kill."""
+    folder = MemoryFolder()
+    log = open_log(folder, durability=durability)
+    for batch in range(count):
+        end = log.append(push(batch))
+        if batch < count - 1:
+            log.wait_durable(end)
+    return folder
+
+
+@pytest.mark.parametrize("durability", ["log", "fsync"])
+def test_acknowledged_record_that_lost_its_end_is_refused_by_name(durability):
+    whole = written(3, durability=durability).copy()[FIRST]
+    for size in range(SEGMENT_HEADER_BYTES, len(whole)):
+        with pytest.raises(CorruptPushLogError, match=FIRST) as error:
+            read(MemoryFolder({FIRST: whole[:size]}))
+        assert error.value.offset <= size
+
+
+@pytest.mark.parametrize("durability", ["log", "fsync"])
+def test_bit_flipped_in_an_unacknowledged_record_loses_no_more_than_it(durability):
+    whole = written_but_for_the_last(3, durability).copy()[FIRST]
+    last = len(written(2).copy()[FIRST])
+    for offset in range(last, len(whole)):
+        damaged = bytearray(whole)
+        damaged[offset] ^= 1 << (offset % 8)
+        reader, batches = read(MemoryFolder({FIRST: damaged}))
+        assert batches == [0, 1]
+        assert reader.torn.offset == last
 
 
 def test_segment_torn_at_every_byte_of_its_header_is_removed_and_said():
@@ -205,7 +240,7 @@ def test_unsynced_record_that_lost_bytes_with_the_machine_is_a_torn_tail_a_synce
     reader, batches = read(MemoryFolder({**files, segment_name(2): data}))
     assert batches == [0, 1, 2]
     assert reader.torn.offset == synced
-    with pytest.raises(CorruptPushLogError, match="expected synced records up to 3, got up to 2"):
+    with pytest.raises(CorruptPushLogError, match="record 2: a record is cut short"):
         read(MemoryFolder({**files, segment_name(2): data[:-1][: synced - 1]}))
 
 
@@ -354,3 +389,11 @@ def test_second_writer_on_one_folder_is_refused_and_named(tmp_path):
         pass
     with DiskFolder(tmp_path).lock():
         pass
+
+
+def test_records_found_at_a_start_are_on_the_disk_before_anything_is_acknowledged():
+    folder = written_but_for_the_last(3, "fsync")
+    assert len(folder.files[FIRST].synced) < len(folder.files[FIRST].data)
+    log = open_log(folder, end=3, durability="fsync")
+    log.wait_durable(3)
+    assert folder.files[FIRST].synced == bytes(folder.files[FIRST].data)
