@@ -6,7 +6,7 @@
 namespace embershard {
 
 uint32_t Part::insert(uint64_t key, RowStore& store, Arena& arena) {
-  if (rows_ + 1 > uint64_t{bucket_count_} * (kBucketSlots - 1)) grow_index(arena);
+  reserve(uint64_t{rows_} + 1, arena);
   uint32_t row = free_row_;
   if (row != kNoRow) {
     free_row_ = store.counters(row)->count;
@@ -76,8 +76,9 @@ bool Part::pull_back(uint32_t& at, uint32_t& slot) {
   return false;
 }
 
-void Part::grow_index(Arena& arena) {
-  const uint32_t count = bucket_count_ == 0 ? 1 : bucket_count_ + (bucket_count_ + 1) / 2;
+void Part::grow_index(uint64_t rows, Arena& arena) {
+  uint32_t count = bucket_count_;
+  while (rows > uint64_t{count} * (kBucketSlots - 1)) count = count == 0 ? 1 : count + (count + 1) / 2;
   auto* larger = static_cast<Bucket*>(arena.allocate(size_t{count} * sizeof(Bucket)));
   for (uint32_t bucket = 0; bucket < count; ++bucket) larger[bucket].taken = larger[bucket].is_passed = 0;
   for_each([&](uint64_t key, uint32_t row) { put(larger, count, key, row); });

@@ -71,6 +71,11 @@ class alignas(64) Part {
   }
   uint32_t find(uint64_t key) const { return rows_ == 0 ? kNoRow : find(key, home_bucket(index_hash(key))); }
 
+  // Make the index large enough for `rows` rows, as large as it would have grown by itself. Throws std::bad_alloc.
+  void reserve(uint64_t rows, Arena& arena) {
+    if (rows > uint64_t{bucket_count_} * (kBucketSlots - 1)) grow_index(rows, arena);
+  }
+
   // Number of a row for `key`, which must be absent. Its weights, counters and state are not set.
   // Throws std::bad_alloc, std::length_error; nothing is changed then.
   uint32_t insert(uint64_t key, RowStore& store, Arena& arena);
@@ -106,7 +111,7 @@ class alignas(64) Part {
   uint32_t distance(uint32_t from, uint32_t to) const { return to >= from ? to - from : to + bucket_count_ - from; }
   uint32_t after(uint32_t bucket) const { return bucket + 1 == bucket_count_ ? 0 : bucket + 1; }
   bool pull_back(uint32_t& at, uint32_t& slot);
-  void grow_index(Arena& arena);
+  void grow_index(uint64_t rows, Arena& arena);
   void take_run(RowStore& store);
 
   Bucket* buckets_ = nullptr;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <stdexcept>
 #include <utility>
 
@@ -674,8 +675,11 @@ void TableGroup::import_tablet(size_t tablet, const std::vector<TableRowsView>& 
     if (view.admissions != 0 || part.extras_or_null() != nullptr) part.extras().admission.clear();
     for (size_t i = 0; i < view.admissions; ++i) part.extras().admission.set(view.admission_keys[i], view.admission_counts[i]);
     const size_t state_bytes = used.spec.state_width * sizeof(float);
+    const bool ascending = std::adjacent_find(view.keys, view.keys + view.rows, std::greater_equal<>()) == view.keys + view.rows;
+    const bool all_new = ascending && part.is_empty();
+    if (all_new) part.reserve(view.rows, used.arena);
     for (size_t i = 0; i < view.rows; ++i) {
-      uint32_t row = part.find(view.keys[i]);
+      uint32_t row = all_new ? kNoRow : part.find(view.keys[i]);
       if (row == kNoRow) {
         row = part.insert(view.keys[i], used.store, used.arena);
         if (PartExtras* extras = part.extras_or_null()) extras->erased.erase(view.keys[i]);
