@@ -264,8 +264,8 @@ def test_lookups_read_their_file_once(tmp_path: Path) -> None:
     assert FeatureMap.from_dict(features.to_dict()) == features
     with pytest.raises(FileNotFoundError):
         FeatureMap.load(tmp_path / "features.yaml")
+    fields = {"kind": "lookup", "of": [{"column": "a"}], "file": "hours.csv", "keys": ["nope"], "result": "open"}
     with pytest.raises(FeatureMapError, match=r"feature 'x'.*expected columns"):
-        fields = {"kind": "lookup", "of": [{"column": "a"}], "file": "hours.csv", "keys": ["nope"], "result": "open"}
         FeatureMap.from_dict({"features": [{"name": "x", **fields}]}, folder=tmp_path)
 
 
