@@ -128,14 +128,14 @@ bool hash_elements(const Column& values, const ValueSource& source, const Elemen
     }
   }
   bool all_valid = true;
-  std::memset(valid, 1, static_cast<size_t>(elements.total));
+  std::fill(valid, valid + elements.total, uint8_t{1});
   int64_t at = 0;
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t n = elements.counts[row];
     try {
       if (n == 0) continue;
       if (read_hashes(values, source.id, source.markers, elements.starts[row], n, h + at, valid + at))
-        std::memset(valid + at, 1, static_cast<size_t>(n));
+        std::fill(valid + at, valid + at + n, uint8_t{1});
       else
         all_valid = false;
     } catch (ValueFault& fault) {
@@ -180,11 +180,11 @@ void read_lists(const Column& column, const Column* weights, const ValueSource& 
   bags.is_weighted = is_map || weights != nullptr;
   scratch.h.resize(elements.total);
   scratch.valid.resize(elements.total);
-  uint64_t* h = scratch.h.data();
+  const uint64_t* h = scratch.h.data();
   const uint8_t* valid = scratch.valid.data();
-  const bool all_valid = hash_elements(values, source, elements, h, scratch.valid.data());
+  const bool all_valid = hash_elements(values, source, elements, scratch.h.data(), scratch.valid.data());
   if (all_valid && source.max_length == 0) {
-    std::memcpy(bags.h.extend(elements.total), h, static_cast<size_t>(elements.total) * 8);
+    copy_values(bags.h.extend(elements.total), h, elements.total);
     bags.weights = std::move(element_weights);
     bags.is_scalar = false;
     int64_t* ends = bags.ends.extend(count);

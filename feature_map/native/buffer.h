@@ -10,6 +10,12 @@
 
 namespace embershard {
 
+// memcpy that may be given null pointers for nothing.
+template <typename T>
+void copy_values(T* to, const T* from, int64_t count) {
+  if (count > 0) std::memcpy(to, from, static_cast<size_t>(count) * sizeof(T));
+}
+
 template <typename T>
 class Buffer {
   static_assert(std::is_trivially_copyable_v<T>);

@@ -203,7 +203,7 @@ class Encoder {
     const int64_t base = out_.keys.size();
     const int64_t n = bags_.h.size();
     uint64_t* keys = out_.keys.extend(n);
-    if (is_mixed_) std::memcpy(keys, bags_.h.data(), static_cast<size_t>(n) * 8);
+    if (is_mixed_) copy_values<uint64_t>(keys, bags_.h.data(), n);
     else mix_keys(bags_.h.data(), salt, n, keys);
     if (bags_.is_scalar)
       for (int64_t row = 0; row < bags_.rows; ++row) offset[row] = base + row + 1;
@@ -216,7 +216,7 @@ class Encoder {
     }
     if (!out_.has_weights) return;
     float* weights = out_.weights.extend(n);
-    if (bags_.is_weighted) std::memcpy(weights, bags_.weights.data(), static_cast<size_t>(n) * 4);
+    if (bags_.is_weighted) copy_values<float>(weights, bags_.weights.data(), n);
     else std::fill(weights, weights + n, 1.0F);
   }
 
@@ -434,7 +434,7 @@ class Encoder {
     for_blocks([&](const ChunkView& chunk, int64_t start, int64_t count) {
       read_part(parts_.group.source, chunk, start, count, bags_);
       if (!bags_.is_scalar || bags_.h.size() != count) refuse_type(parts_.columns[c], chunk.columns[c], "one id a row");
-      std::memcpy(out_.group.extend(count), bags_.h.data(), static_cast<size_t>(count) * 8);
+      copy_values<uint64_t>(out_.group.extend(count), bags_.h.data(), count);
     });
   }
 

@@ -174,7 +174,7 @@ bool strike_out(int64_t count, bool all_valid, uint8_t* valid, IsMarker&& is_nul
   for (int64_t i = 0; i < count; ++i) {
     if ((!all_valid && !valid[i]) || !is_null(i)) continue;
     if (all_valid) {
-      std::memset(valid, 1, static_cast<size_t>(count));
+      std::fill(valid, valid + count, uint8_t{1});
       all_valid = false;
     }
     valid[i] = 0;
@@ -187,7 +187,7 @@ bool strike_out(int64_t count, bool all_valid, uint8_t* valid, IsMarker&& is_nul
 template <typename T>
 void widen(const T* source, int64_t count, uint64_t* h) {
   if constexpr (sizeof(T) == 8) {
-    std::memcpy(h, source, static_cast<size_t>(count) * 8);
+    for (int64_t i = 0; i < count; ++i) h[i] = static_cast<uint64_t>(source[i]);
   } else {
     for (int64_t i = 0; i < count; ++i) h[i] = static_cast<uint64_t>(static_cast<int64_t>(source[i]));
   }
@@ -322,7 +322,7 @@ bool read_through_dictionary_rows(const Buffer<int64_t>& codes, int64_t count, b
 template <typename T, typename Read>
 bool read_through_dictionary(const Column& c, int64_t start, int64_t count, T* out, uint8_t* valid, Read&& read) {
   bool all_valid = read_validity(c, start, count, valid);
-  if (all_valid) std::memset(valid, 1, static_cast<size_t>(count));
+  if (all_valid) std::fill(valid, valid + count, uint8_t{1});
   Buffer<int64_t> codes(count);
   read_codes(c, start, count, codes.data());
   const int64_t entries = c.dictionary->length;
@@ -408,7 +408,7 @@ uint64_t missing_hash() {
 bool read_validity(const Column& c, int64_t start, int64_t count, uint8_t* valid) {
   if (!c.may_have_nulls()) return true;
   if (c.physical == Physical::null_) {
-    std::memset(valid, 0, static_cast<size_t>(count));
+    std::fill(valid, valid + count, uint8_t{0});
     return count == 0;
   }
   const int64_t first = c.offset + start;
