@@ -188,10 +188,9 @@ class Shard:
         if push.token is None:
             raise ValueError("expected a push with a token, got None; the store names it before the shard sees it")
         covered = self._covered(push.keys, tablets)
-        verdict = self._memory.judge(push.token, covered)
+        verdict = self._memory.judge(push.token, covered, recomputed=push.recomputed)
         fresh, late, stale = verdict.fresh, self._none, verdict.waiting
         late_lr = 1.0
-        refusal = None
         if self.staleness is not None and push.seen_pushes is not None:
             age = (self._tables.push_counts() - push.seen_pushes).astype(np.int64)
             old = fresh & (age > self.staleness.max_staleness)
@@ -201,7 +200,7 @@ class Shard:
                     late, late_lr = old, self.staleness.staleness_lr
                 else:
                     stale = stale | old
-                    refusal = RefusePush(push.token, old)
+        refusal = RefusePush(push.token, stale) if stale.any() else None
         if not (fresh.any() or late.any()):
             return PushDecision(None, verdict, stale, refusal)
         step = UpdateStep(push.examples, push.step, push.now, push.lr_scale, push.token.unit, push.token.batch)

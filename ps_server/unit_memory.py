@@ -29,14 +29,16 @@ class Verdict:
 
 
 class _Unit:
-    """One unit over all tablets: lease (T,), last batch (T,), and the batch a tablet refused as stale (T,)."""
+    """One unit over all tablets, (T,) each: lease, last batch, and the first and last batch refused as stale and not
+    come again yet."""
 
-    __slots__ = ("batch", "has_refused", "lease", "refused")
+    __slots__ = ("batch", "has_refused", "last_refused", "lease", "refused")
 
     def __init__(self, tablets: int) -> None:
         self.lease = np.zeros(tablets, np.uint64)
         self.batch = np.full(tablets, NO_BATCH, np.int64)
         self.refused = np.full(tablets, NO_BATCH, np.int64)
+        self.last_refused = np.full(tablets, NO_BATCH, np.int64)
         self.has_refused = False
 
 
@@ -44,7 +46,8 @@ class UnitMemory:
     """Last batch applied per unit and tablet.
 
     A lease below the known one is fenced; a batch at or below the last one is a duplicate; anything else is fresh.
-    A tablet that refused batch i as stale makes later batches of the unit wait until i comes again: order is kept.
+    A tablet that refused batch i as stale refuses later batches of the unit too, until i and then each of them has come
+    again, recomputed: order is kept and none is lost.
 
     Invariants: 1. a tablet's last batch of a unit and its lease only grow. 2. a lease below the lowest open one is
     fenced for ever, a completed unit while it is among the last 65,536. 3. of clients, the 4,096 that wrote last are
@@ -59,8 +62,10 @@ class UnitMemory:
         self._completed: OrderedDict[int, None] = OrderedDict()
         self._lowest_lease = 0
 
-    def judge(self, token: PushToken, covered: TabletMask) -> Verdict:
-        """What the covered tablets say to the token; changes nothing."""
+    def judge(self, token: PushToken, covered: TabletMask, *, recomputed: bool = False) -> Verdict:
+        """What the covered tablets say to the token; changes nothing.
+
+        recomputed: the batch was refused before and comes again, in its turn."""
         nowhere = np.zeros(self._tablets, np.bool_)
         if not is_client_token(token) and (token.lease < self._lowest_lease or token.unit in self._completed):
             return Verdict(nowhere, nowhere, covered, nowhere)
@@ -70,7 +75,7 @@ class UnitMemory:
         fenced = covered & (unit.lease > token.lease)
         duplicate = covered & ~fenced & (unit.batch >= token.batch)
         fresh = covered & ~(fenced | duplicate)
-        if not unit.has_refused:
+        if recomputed or not unit.has_refused:
             return Verdict(fresh, duplicate, fenced, nowhere)
         waiting = fresh & (unit.refused >= 0) & (unit.refused < token.batch) & (unit.lease == token.lease)
         return Verdict(fresh & ~waiting, duplicate, fenced, waiting)
@@ -78,17 +83,21 @@ class UnitMemory:
     def remember(self, token: PushToken, tablets: TabletMask) -> None:
         """These tablets applied the token."""
         unit = self._find_or_add(token)
+        if unit.has_refused:
+            open_still = tablets & (unit.last_refused > token.batch) & (unit.lease == token.lease)
+            unit.refused[tablets] = NO_BATCH
+            unit.refused[open_still] = token.batch + 1
+            unit.has_refused = bool((unit.refused >= 0).any())
         unit.lease[tablets] = token.lease
         unit.batch[tablets] = token.batch
-        if unit.has_refused:
-            unit.refused[tablets] = NO_BATCH
-            unit.has_refused = bool((unit.refused >= 0).any())
 
     def remember_refusal(self, token: PushToken, tablets: TabletMask) -> None:
         """These tablets refused the token as stale and wait for it to come again."""
         unit = self._find_or_add(token)
+        first = tablets & ((unit.refused < 0) | (unit.lease < token.lease))
+        unit.refused[first] = token.batch
+        unit.last_refused[tablets] = token.batch
         unit.lease[tablets] = token.lease
-        unit.refused[tablets] = token.batch
         unit.has_refused = True
 
     def complete(self, unit: int) -> None:
@@ -129,7 +138,7 @@ class UnitMemory:
             for name in list(units):
                 unit = units[name]
                 unit.lease[tablet] = 0
-                unit.batch[tablet] = unit.refused[tablet] = NO_BATCH
+                unit.batch[tablet] = unit.refused[tablet] = unit.last_refused[tablet] = NO_BATCH
                 if not (unit.batch >= 0).any() and not unit.has_refused:
                     del units[name]
 

@@ -168,6 +168,35 @@ def test_stale_part_is_refused_once_then_accepted_with_the_smaller_rate():
     assert values(shard) == [-2.0, -2.0 - 0.5 - 1.0, -2.0, -2.0]
 
 
+def test_batches_behind_a_stale_one_come_again_in_their_order_and_none_is_lost():
+    shard = make_shard(staleness=StalenessLimit(1, 1.0))
+    pulled = shard.read(Pull(KEYS)).pushes
+    one = TableKeys.of("user", KEYS.keys[1:2])
+    for batch in range(2):
+        carry_out(shard, push(1, 1, batch, one), mask(1))
+    for batch in range(3):
+        assert shard.exchange(push(7, 1, batch, seen_pushes=pulled), None).report.stale >= 1
+    again = {"seen_pushes": shard.read(Pull(KEYS)).pushes, "recomputed": True}
+    assert shard.exchange(push(7, 1, 0, **again), None).report.stale == 0
+    later = shard.exchange(push(7, 1, 3, seen_pushes=again["seen_pushes"]), None).report
+    assert later.stale >= 1, "batches 1 and 2 have not come again yet"
+    for batch in (1, 2, 3):
+        assert shard.exchange(push(7, 1, batch, **again), None).report.stale == 0
+    assert shard.exchange(push(7, 1, 4), None).report.applied == 4
+    assert values(shard) == [-5.0, -7.0, -5.0, -5.0]
+
+
+def test_new_lease_does_not_wait_for_what_an_older_one_was_refused():
+    shard = make_shard(staleness=StalenessLimit(0, 1.0))
+    pulled = shard.read(Pull(KEYS)).pushes
+    shard.exchange(push(1, 1, 0), None)
+    for batch in range(3):
+        assert shard.exchange(push(7, 1, batch, seen_pushes=pulled), None).report.stale == 4
+    for batch in range(4):
+        assert shard.exchange(push(7, 2, batch), None).report.applied == 4
+    assert shard.exchange(push(7, 1, 2, recomputed=True), None).report.fenced == 4
+
+
 def test_fresh_rows_are_not_stale():
     shard = make_shard(staleness=StalenessLimit(0))
     for batch in range(3):
