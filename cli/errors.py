@@ -35,9 +35,10 @@ def is_known(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """The error in words, without the quotes that KeyError adds; a defect is named as one."""
+    """The error in words and where its notes say it arose, without the quotes that KeyError adds; a defect is named
+    as one."""
     if is_known(error):
-        return _message(error)
+        return "; ".join([_message(error), *getattr(error, "__notes__", ())])
     where = _raised_at(error)
     return f"unexpected {type(error).__name__}: {_message(error)} ({where}; --traceback shows all)"
 

@@ -30,7 +30,7 @@ from .table_reader import StreamReader, TableReader, as_table
 from .time_order import EARLIEST, time_values
 from .unit_plan import PlannedUnit, cut_units, unit_order
 from .unit_records import RowOrder, Source, UnitRecords
-from .work_unit import BatchId, WorkUnit
+from .work_unit import BatchId, WorkUnit, describe_unit
 
 BatchT = TypeVar("BatchT")
 UNIT_ROWS = 65_536
@@ -247,17 +247,23 @@ class ClickLog:
         mine = shares(units if units is not None else self.units(epoch, seed=seed, shuffle=shuffle), *shard)
         begin = start
 
-        def read() -> Iterator[tuple[pa.RecordBatch, BatchId, ReadPosition]]:
+        def read() -> Iterator[tuple[pa.RecordBatch, WorkUnit, ReadPosition]]:
             for number in range(begin.unit, len(mine)):
                 share, first = mine[number], begin.batch if number == begin.unit else 0
                 records = self.records(share.unit, columns, batch_size, seed=seed, shuffle=shuffle, first_batch=first)
                 for index, batch in enumerate(records, first):
                     if index % share.parts == share.part and (batch.num_rows == batch_size or not drop_remainder):
-                        yield batch, BatchId(share.unit.id, index), ReadPosition(begin.epoch, number, index + 1)
+                        yield batch, share.unit, ReadPosition(begin.epoch, number, index + 1)
 
-        def encode(item: tuple[pa.RecordBatch, BatchId, ReadPosition]) -> Placed[BatchT]:
-            records, id_, after = item
-            return Placed(features.encode(records, id=id_), after)
+        def encode(item: tuple[pa.RecordBatch, WorkUnit, ReadPosition]) -> Placed[BatchT]:
+            records, unit, after = item
+            try:
+                return Placed(features.encode(records, id=BatchId(unit.id, after.batch - 1)), after)
+            except Exception as error:
+                # An encoder knows its batch only; add_note is Python 3.11, the attribute works everywhere.
+                place = f"in batch {after.batch - 1} of {describe_unit(unit)}{', shuffled' if shuffle else ''}"
+                error.__notes__ = [*getattr(error, "__notes__", ()), place]
+                raise
 
         return BatchStream(EncodePool(read, encode, threads), start, prefetch)
 

@@ -35,3 +35,13 @@ class BatchId:
 
     unit: int
     index: int
+
+
+def describe_unit(unit: WorkUnit) -> str:
+    """The rows a work unit reads, in words for an error message; rows are counted from 1."""
+    parts = [
+        f"rows {part.start + 1} to {'the last' if part.stop is None else part.stop} of file {part.path!r}"
+        for part in unit.slices[:3]
+    ]
+    more = len(unit.slices) - len(parts)
+    return ", ".join(parts) + (f" and {more} more" if more else "")

@@ -36,3 +36,9 @@ def test_a_defect_is_called_unexpected_and_says_where() -> None:
     assert exit_code(caught.value) == EXIT_FAILURE
     assert describe(caught.value).startswith("unexpected ValueError: shapes differ (")
     assert "test_errors.py" in describe(caught.value)
+
+
+def test_notes_say_where_a_known_error_arose() -> None:
+    error = UsageError("expected a label in [0, 1], got 7")
+    error.__notes__ = ["in batch 2 of rows 1 to 100 of file 'a.parquet'"]  # what add_note makes from Python 3.11 on
+    assert describe(error) == "expected a label in [0, 1], got 7; in batch 2 of rows 1 to 100 of file 'a.parquet'"

@@ -117,3 +117,15 @@ def test_an_error_of_the_encoder_reaches_the_consumer_after_the_batches_before_i
     with pytest.raises(RuntimeError, match="third batch"):
         next(batches)
     assert threading.active_count() == before
+
+
+def test_an_error_of_the_encoder_says_which_rows_it_was_given(folder: Path) -> None:
+    class Fails(RowIds):
+        def encode(self, records: pa.RecordBatch, id: BatchId | None = None) -> tuple[BatchId | None, list[int]]:
+            raise ValueError("expected a label in [0, 1], got 7")
+
+    log = log_of(folder)
+    stream = log.batches(Fails(), 32, epoch=0, units=log.units(0)[3:], start=ReadPosition(0, 0, 2))
+    with pytest.raises(ValueError, match="got 7") as error:
+        next(iter(stream))
+    assert error.value.__notes__ == [f"in batch 2 of rows 301 to 400 of file {str(folder / 'a.parquet')!r}"]
