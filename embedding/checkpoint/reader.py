@@ -120,6 +120,12 @@ class Checkpoint:
         """The version that changes after this checkpoint carry; nothing changes."""
         return self.changes_since(tablet) + 1
 
+    def begin_checkpoint(self) -> None:
+        """Nothing: it holds still."""
+
+    def commit_checkpoint(self, checkpoint: str) -> None:
+        """Nothing: it has no log."""
+
     def changes_since(self, tablet: int) -> int:
         """The `since_version` that gives all that changed after this checkpoint."""
         return self._tablet_line(tablet)["changes_since"]

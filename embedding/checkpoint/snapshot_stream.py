@@ -30,6 +30,12 @@ class SnapshotSource(Protocol):
     def cut(self, tablet: int) -> int:
         """Bump the tablet's version; changes from now on carry the one returned."""
 
+    def begin_checkpoint(self) -> None:
+        """Cuts and snapshots from here on belong to one checkpoint."""
+
+    def commit_checkpoint(self, checkpoint: str) -> None:
+        """The checkpoint is complete: what came before its snapshots need not be logged any more."""
+
 
 class StoreFailure(Exception):  # noqa: N818 - no error of its own: it carries one past the handling of the disk's
     """An OSError of the store (a lost connection), so that it is not taken for one of the disk."""

@@ -58,6 +58,8 @@ def write_checkpoint(
     base:  a checkpoint of the same rows under the same root: only what changed since is written (a delta). Deltas are
            sound only while the store goes on from that checkpoint; one taken back to an older state needs a full one.
     Raises: CheckpointWriteError (disk full, no permission): nothing is left of it, older checkpoints are untouched.
+            What the store raises: before the checkpoint is complete nothing is left of it; where it is complete and the
+            store could not take note of it, older checkpoints may still be needed and must not be pruned.
             CheckpointMismatchError where `base` does not fit the store. ValueError, TypeError for state not in JSON.
     Threads: training may go on meanwhile; each tablet is consistent in itself.
     Cost: each tablet is copied once; memory of a few tablets and 1 MiB a table.
@@ -67,6 +69,7 @@ def write_checkpoint(
     directory = Directory.of(root, filesystem)
     tables = tuple(store.tables())
     base_checkpoint = _open_base(directory, base, store, tables)
+    store.begin_checkpoint()
     try:
         with committed_directory(directory, step_names(state.step)) as (target, name):
             files = _write_tablets(target, store, tables, base_checkpoint)
@@ -85,7 +88,9 @@ def write_checkpoint(
     finally:
         if base_checkpoint is not None:
             base_checkpoint.close()
-    return directory.child(name).path
+    path = f"{str(root).rstrip('/')}/{name}" if "://" in str(root) else directory.child(name).path
+    store.commit_checkpoint(path)
+    return path
 
 
 def _manifest(

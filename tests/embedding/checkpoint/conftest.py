@@ -50,7 +50,7 @@ class SnapshotStore:
     def __init__(self, tables: Sequence[TableConfig], tablet_bits: int = 4) -> None:
         self.tablet_bits = tablet_bits
         self._tables = {table.name: table for table in tables}
-        self.restored: list[TabletSnapshot] = []
+        self.checkpoints: list[str] = []
         self.tablets = [self._empty(tablet) for tablet in range(1 << tablet_bits)]
 
     def _empty(self, tablet: int) -> TabletSnapshot:
@@ -123,6 +123,12 @@ class SnapshotStore:
         self.tablets[tablet] = dataclasses.replace(
             snapshot, tables={**snapshot.tables, table: rows}, push_count=snapshot.push_count + pushes
         )
+
+    def begin_checkpoint(self) -> None:
+        self.checkpoints.append("begun")
+
+    def commit_checkpoint(self, checkpoint: str) -> None:
+        self.checkpoints.append(checkpoint)
 
     def cut(self, tablet: int) -> int:
         snapshot = self.tablets[tablet]

@@ -73,6 +73,24 @@ def test_a_store_that_fails_in_the_middle_leaves_nothing(tmp_path: Path, full_st
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_store_is_told_of_a_complete_checkpoint_only(tmp_path: Path, full_store: SnapshotStore) -> None:
+    """Shards trim their push logs by it: a note of a checkpoint that is not there would lose pushes."""
+    path = write_checkpoint(tmp_path, full_store, TrainingState(step=1))
+    assert full_store.checkpoints == ["begun", path]
+    seen: list[bool] = []
+    full_store.commit_checkpoint = lambda checkpoint: seen.append(open_checkpoint(checkpoint).manifest.step == 2)
+    write_checkpoint(tmp_path, full_store, TrainingState(step=2))
+    assert seen == [True]
+
+    def broken(tablet: int) -> int:
+        raise ValueError("broken")
+
+    full_store.cut = broken
+    with pytest.raises(ValueError, match="broken"):
+        write_checkpoint(tmp_path, full_store, TrainingState(step=3))
+    assert seen == [True]
+
+
 def test_root_that_is_a_file_is_one_clear_error(tmp_path: Path, full_store: SnapshotStore) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(CheckpointWriteError, match="file"):

@@ -167,5 +167,5 @@ def test_damage_is_noticed(disk: FillingDisk, full_store: SnapshotStore, tmp_pat
 
 def test_a_uri_names_a_filesystem(tmp_path: Path, full_store: SnapshotStore) -> None:
     path = write_checkpoint(f"file://{tmp_path}/runs", full_store, TrainingState(step=1))
-    assert path == f"{tmp_path}/runs/step-000000001"
-    open_checkpoint(f"file://{path}").close()
+    assert path == f"file://{tmp_path}/runs/step-000000001"
+    open_checkpoint(path).close()
