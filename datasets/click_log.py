@@ -262,7 +262,7 @@ class ClickLog:
             except Exception as error:
                 # An encoder knows its batch only; add_note is Python 3.11, the attribute works everywhere.
                 place = f"in batch {after.batch - 1} of {describe_unit(unit)}{', shuffled' if shuffle else ''}"
-                error.__notes__ = [*getattr(error, "__notes__", ()), place]
+                error.__dict__["__notes__"] = [*getattr(error, "__notes__", ()), place]
                 raise
 
         return BatchStream(EncodePool(read, encode, threads), start, prefetch)
