@@ -44,11 +44,13 @@ class PushCounts:
     """What became of the pushes of one collection so far.
 
     repeated: pushes that every tablet had before, or whose work unit was completed: nothing was applied.
+    stale: pushes refused, in some tablets, for rows that were pulled too long ago; each comes again, recomputed.
     applied, created, not_admitted, refused (non-finite gradients), over_limit: rows.
     """
 
     pushes: int = 0
     repeated: int = 0
+    stale: int = 0
     applied: int = 0
     created: int = 0
     not_admitted: int = 0
@@ -58,6 +60,7 @@ class PushCounts:
     def add(self, report: PushReport) -> None:
         """Count one more report."""
         self.pushes += 1
+        self.stale += report.stale > 0
         self.repeated += report.applied == 0 and report.duplicate + report.fenced > 0
         for update in report.tables.values():
             self.applied += update.applied
@@ -157,11 +160,11 @@ class EmbeddingCollection(nn.Module):
             self.counts.add(answer.report)
         return answer
 
-    def pulled(self, keyed: KeyedBatch, answer: Exchange) -> PulledRows:
-        """The rows that an exchange read for `keyed`."""
+    def pulled(self, keyed: KeyedBatch, answer: Exchange, *, recomputed: bool = False) -> PulledRows:
+        """The rows that an exchange read for `keyed`; `recomputed`: again, after its first push was stale."""
         if answer.rows is None:
             raise ValueError("expected an exchange with a pull, got one without")
-        return PulledRows(keyed, answer.rows, self.layout, self.transfer)
+        return PulledRows(keyed, answer.rows, self.layout, self.transfer, recomputed=recomputed)
 
     def push(self, pulled: PulledRows, *, step: int, lr_scale: float) -> None:
         """Send the gradients of a pulled batch to the store, under the batch's token."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from ..embedding.store import Push
+from ..embedding.store import Exchange, Push
 from ..feature_map.batch import FeatureBatch
 from .embedding_collection import EmbeddingCollection
 from .embedding_output import EmbeddingOutput
@@ -30,9 +30,10 @@ def prefetch(
     depth: the rows of batch i hold exactly this loop's pushes of batches ≤ i − 1 − depth, on every run; 0 trains as the
            synchronous form does (reading, encoding and de-duplication still run ahead), 1 hides the store's work too.
 
-    A batch whose `step()` is not called before the next one is asked for is not pushed. In evaluation mode nothing is
-    pushed and pulls read `unseen` rows. Leaving the loop in any way carries out the pushes already made, stops the
-    threads and closes `batches`.
+    A batch whose push the store refuses as stale (`max_staleness`) comes once more, with fresh rows and under the same
+    token. A batch whose `step()` is not called before the next one is asked for is not pushed. In evaluation mode
+    nothing is pushed and pulls read `unseen` rows. Leaving the loop in any way carries out the pushes already made,
+    stops the threads and closes `batches`.
     Raises: ValueError; in the loop, in its place among the batches, whatever reading or the store raised."""
     if depth < 0:
         raise ValueError(f"expected depth >= 0, got {depth}")
@@ -48,7 +49,7 @@ def _run(
         for _ in range(depth + 1):
             pipeline.advance(None)
         while (ready := pipeline.next()) is not None:
-            turn = _Turn(pipeline, embeddings)
+            turn = _Turn(pipeline, embeddings, ready.rows)
             if optimizer is not None:
                 ready.rows.require_gradients()
                 optimizer.expect(ready.rows, turn.deliver)
@@ -69,18 +70,30 @@ def _run(
 class _Turn:
     """One batch's chance to be pushed: a push goes to the lane at once, the lack of one when the loop goes on."""
 
-    def __init__(self, pipeline: _Pipeline, embeddings: EmbeddingCollection) -> None:
+    def __init__(self, pipeline: _Pipeline, embeddings: EmbeddingCollection, rows: PulledRows) -> None:
         self._pipeline = pipeline
         self._embeddings = embeddings
+        self._rows = rows
         self._delivered = False
 
     def deliver(self, pulled: PulledRows, *, step: int, lr_scale: float) -> None:
         self._delivered = True
-        self._pipeline.advance(self._embeddings.make_push(pulled, step=step, lr_scale=lr_scale))
+        push = self._embeddings.make_push(pulled, step=step, lr_scale=lr_scale)
+        self._pipeline.advance(_BatchPush(push, KeyedBatch(pulled.batch, pulled.unique), pulls=not pulled.recomputed))
 
     def end(self) -> None:
-        if not self._delivered:
+        # A recomputed batch took no other batch's turn, so giving it up makes no call.
+        if not self._delivered and not self._rows.recomputed:
             self._pipeline.advance(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchPush:
+    """A push, the batch it is of, and whether the next batch is pulled in the same call."""
+
+    push: Push
+    keyed: KeyedBatch
+    pulls: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +115,17 @@ class _Stop:
     pass
 
 
+class _PushedAgain:
+    """The answer to a call that pulled nothing."""
+
+
 class _Pipeline:
     """Two threads: one reads and de-duplicates, the lane makes the data calls, one for each `advance`.
 
     Thread safety: `advance`, `next` and `close` belong to the consumer.
-    Invariants: 1. the n-th call carries the n-th `advance`'s push and pulls the n-th batch. 2. each call has one
-    answer. 3. no call follows a failed one. 4. `close` leaves no thread behind but one that is inside `batches`.
+    Invariants: 1. the n-th call carries the n-th `advance`'s push and pulls the next batch, unless the push is of a
+    recomputed one. 2. each call has one answer, behind the batch that it found stale. 3. no call follows a failed one.
+    4. `close` leaves no thread behind but one that is inside `batches`.
     """
 
     def __init__(self, batches: Iterable[FeatureBatch], embeddings: EmbeddingCollection) -> None:
@@ -115,8 +133,8 @@ class _Pipeline:
         self._embeddings = embeddings
         self._prepared: SimpleQueue[KeyedBatch | _Failure | None] = SimpleQueue()
         self._room = threading.Semaphore(PREPARED_AHEAD)
-        self._calls: SimpleQueue[Push | _Stop | None] = SimpleQueue()
-        self._answers: SimpleQueue[_Ready | _Failure | None] = SimpleQueue()
+        self._calls: SimpleQueue[_BatchPush | _Stop | None] = SimpleQueue()
+        self._answers: SimpleQueue[_Ready | _PushedAgain | _Failure | None] = SimpleQueue()
         self._open_calls = 0
         self._stopping = threading.Event()
         self._reader = threading.Thread(target=self._read, args=(batches,), name="prefetch-reader", daemon=True)
@@ -124,7 +142,7 @@ class _Pipeline:
         self._reader.start()
         self._lane.start()
 
-    def advance(self, push: Push | None) -> None:
+    def advance(self, push: _BatchPush | None) -> None:
         """Let the lane make its next call."""
         self._open_calls += 1
         self._calls.put(push)
@@ -132,10 +150,11 @@ class _Pipeline:
     def next(self) -> _Ready | None:
         """The next batch; None after the last one, once all pushes are carried out. Raises: what a thread raised."""
         ready = self._answer()
-        while ready is None and self._open_calls:
-            self._answer()
-        if ready is not None:
-            self._embeddings.transfer.ready(ready.event, [*ready.batch.tensors(), *ready.rows.leaves])
+        while not isinstance(ready, _Ready) and self._open_calls:
+            ready = self._answer()
+        if not isinstance(ready, _Ready):
+            return None
+        self._embeddings.transfer.ready(ready.event, [*ready.batch.tensors(), *ready.rows.leaves])
         return ready
 
     def close(self) -> None:
@@ -156,9 +175,10 @@ class _Pipeline:
             if isinstance(answer, _Failure) and answer.lost_push:
                 raise answer.error
 
-    def _answer(self) -> _Ready | None:
+    def _answer(self) -> _Ready | _PushedAgain | None:
         answer = self._answers.get()
-        self._open_calls -= 1
+        if not (isinstance(answer, _Ready) and answer.rows.recomputed):
+            self._open_calls -= 1
         if isinstance(answer, _Failure):
             raise answer.error
         return answer
@@ -189,7 +209,7 @@ class _Pipeline:
                 self._answers.put(_Failure(broken, lost_push=push is not None))
                 continue
             keyed, failure = None, None
-            if not ended and not self._stopping.is_set():
+            if not ended and not self._stopping.is_set() and (push is None or push.pulls):
                 item = self._prepared.get()
                 self._room.release()
                 if isinstance(item, KeyedBatch):
@@ -204,13 +224,19 @@ class _Pipeline:
             else:
                 self._answers.put(failure or ready)
 
-    def _call(self, push: Push | None, keyed: KeyedBatch | None) -> _Ready | None:
+    def _call(self, push: _BatchPush | None, keyed: KeyedBatch | None) -> _Ready | _PushedAgain | None:
         if push is None and keyed is None:
             return None
-        answer = self._embeddings.exchange(push, keyed, training=self.training)
-        if keyed is None:
-            return None
-        rows = self._embeddings.pulled(keyed, answer)
+        answer = self._embeddings.exchange(None if push is None else push.push, keyed, training=self.training)
+        if push is not None and answer.report is not None and answer.report.stale and not self._stopping.is_set():
+            fresh = self._embeddings.exchange(None, push.keyed, training=self.training)
+            self._answers.put(self._ready(push.keyed, fresh, recomputed=True))
+        if keyed is not None:
+            return self._ready(keyed, answer)
+        return _PushedAgain() if push is not None and not push.pulls else None
+
+    def _ready(self, keyed: KeyedBatch, answer: Exchange, *, recomputed: bool = False) -> _Ready:
+        rows = self._embeddings.pulled(keyed, answer, recomputed=recomputed)
         transfer = self._embeddings.transfer
         batch = TensorBatch.of(keyed.batch, transfer)
         return _Ready(batch, rows, transfer.finish())

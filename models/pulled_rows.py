@@ -27,10 +27,15 @@ class KeyedBatch:
 class PulledRows:
     """The rows of a batch as leaf tensors, one (n, width) matrix a row group; backward leaves gradients in them.
 
+    recomputed: pulled again, since the store refused the batch's first push as stale.
+
     Thread safety: made by the thread that pulls, then used by the thread that trains.
     """
 
-    def __init__(self, keyed: KeyedBatch, rows: Rows, layout: RowLayout, transfer: DeviceTransfer) -> None:
+    def __init__(
+        self, keyed: KeyedBatch, rows: Rows, layout: RowLayout, transfer: DeviceTransfer, *, recomputed: bool = False
+    ) -> None:
+        self.recomputed = recomputed
         self.batch = keyed.batch
         self.unique = keyed.unique
         self.layout = layout
@@ -94,6 +99,7 @@ class PulledRows:
             now,
             lr_scale,
             self.seen_pushes,
+            self.recomputed,
         )
 
 

@@ -11,10 +11,14 @@ import torch
 from model_fakes import CLICK_FEATURES, Features, RecordingStore, bags, click_batches, local_store
 
 from embershard.datasets.work_unit import BatchId
+from embershard.embedding.reference import ReferenceTableGroup
+from embershard.embedding.store import Exchange, Pull, Push, PushToken
 from embershard.embedding.table_config import Sgd, Zeros
+from embershard.embedding.table_group import TableKeys
 from embershard.feature_map.batch import FeatureBatch
 from embershard.models.embedding_collection import EmbeddingCollection
 from embershard.models.prefetch_pipeline import prefetch
+from embershard.ps_server import LocalStore, StalenessLimit
 
 USER = Features.of(user="sum")
 
@@ -250,3 +254,58 @@ def test_wrong_features_are_refused_in_the_loop() -> None:
 def test_a_loop_that_is_never_started_starts_no_thread() -> None:
     _, embeddings = collection()
     prefetch(numbered(3), embeddings)
+
+
+class BusyStore(RecordingStore):
+    """Another worker pushes to key 7 each time before the pushes of the batches named in `before` arrive."""
+
+    def __init__(self, before: set[int], max_staleness: int) -> None:
+        limit = StalenessLimit(max_staleness, staleness_lr=1.0)
+        super().__init__(LocalStore(tables=ReferenceTableGroup(2), staleness=limit))
+        self._before = before
+        self.foreign = 0
+
+    def exchange(self, push: Push | None, pull: Pull | None) -> Exchange:
+        if push is not None and push.token is not None and push.token.batch in self._before and not push.recomputed:
+            for _ in range(5):
+                ones = np.ones(1, np.float32)
+                keys = TableKeys.of("user", [7])
+                other = Push(PushToken(99, 1, self.foreign), keys, ones, ones.astype(np.uint32), 1, 1, 0)
+                self._store.exchange(other, None)
+                self.foreign += 1
+        return super().exchange(push, pull)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("before", [{1}, {0, 3}, {5}, {1, 2, 3, 4, 5}])
+def test_stale_batch_comes_again_and_each_is_applied_once(depth: int, before: set[int]) -> None:
+    store = BusyStore(before, max_staleness=depth + 1)
+    _, embeddings = collection(store)
+    rows = embeddings.optimizer()
+    trained = []
+    for batch, inputs in prefetch(numbered(6), embeddings, depth):
+        assert batch.id is not None
+        trained.append(batch.id.index)
+        inputs.values().sum().backward()
+        rows.step()
+    assert sorted(set(trained)) == list(range(6))
+    assert len(trained) == 6 + embeddings.counts.stale
+    assert embeddings.counts.stale >= len(before)
+    pull = Pull(TableKeys.of("user", [7, *range(100, 106)]))
+    values = store.exchange(None, pull).rows
+    assert values is not None
+    # Key 7: once for each batch and foreign push; the batches' own keys once each.
+    assert values.values.tolist() == [-6.0 - store.foreign] + [-1.0] * 6
+
+
+def test_stale_batch_that_is_given_up_ends_the_loop_all_the_same() -> None:
+    store = BusyStore({5}, max_staleness=1)
+    _, embeddings = collection(store)
+    rows = embeddings.optimizer()
+    seen = 0
+    for _, inputs in prefetch(numbered(6), embeddings, 0):
+        seen += 1
+        if seen <= 6:
+            inputs.values().sum().backward()
+            rows.step()
+    assert seen == 7
