@@ -43,9 +43,9 @@ class Options(BenchOptions):
     dim: int = Field(default=16, ge=1)
     hidden: tuple[int, ...] = (256, 128)
     ids: int = Field(default=738_000, ge=8)
-    pipeline_depth: int = Field(default=1, ge=0)
+    pipeline_depth: int = Field(default=0, ge=0)
     torch_threads: int | None = None
-    table_threads: int = Field(default=1, ge=1)
+    table_threads: int = Field(default=2, ge=1)
     shards: int = Field(default=0, ge=0)
     wire: WireDtype = "float32"
     data: Path | None = None
@@ -88,6 +88,7 @@ def run(options: Options) -> Iterator[Measurement]:
             "wire": options.wire if options.shards else None,
             "rows": rows,
             "threads": torch.get_num_threads(),
+            "table_threads": options.table_threads,
         },
     )
 

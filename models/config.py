@@ -161,7 +161,8 @@ class TrainConfig(_Config):
     """One training run.
 
     max_steps:      stop after so many batches, counted over resumes; None: after `epochs`.
-    pipeline_depth: how many batches the pulled rows lag behind (`prefetch`); 0 is fully synchronous.
+    pipeline_depth: how many batches the pulled rows lag behind (`prefetch`). 0 is synchronous training, and still
+                    reads ahead; more hides a far store's answer time, and costs AUC where rows move fast.
     evaluate_every: steps between evaluations; None: after each epoch.
     embedding_l2:   adds embedding_l2 · Σ‖e‖² / B to the loss, over the batch's pooled factors (or weights).
     clip_norm:      of all gradients of a step together, rows and dense.
@@ -171,7 +172,7 @@ class TrainConfig(_Config):
     batch_size: int = Field(default=1024, ge=1)
     epochs: int = Field(default=1, ge=1)
     max_steps: int | None = Field(default=None, ge=1)
-    pipeline_depth: int = Field(default=1, ge=0, le=16)
+    pipeline_depth: int = Field(default=0, ge=0, le=16)
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     shuffle: bool = True
     evaluate_every: int | None = Field(default=None, ge=1)
