@@ -103,15 +103,22 @@ class ShardProcesses:
 
 
 class Progress:
-    """Counts batches over all clients, and wakes who waits for a number."""
+    """Counts batches over all clients, wakes who waits for a number, and holds the clients at `limit`."""
 
-    def __init__(self):
+    def __init__(self, limit=float("inf")):
         self._changed = threading.Condition()
         self._batches = 0
+        self._limit = limit
 
     def add(self):
         with self._changed:
             self._batches += 1
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._batches < self._limit, START_SECONDS)
+
+    def raise_limit(self, limit):
+        with self._changed:
+            self._limit = limit
             self._changed.notify_all()
 
     def wait_for(self, batches, is_over):
@@ -188,9 +195,9 @@ def spread(ids, salt):
     return (ids.astype(np.uint64) + np.uint64(salt << 20)) * np.uint64(0x9E3779B97F4A7C15)
 
 
-def run_clients(clients, connect_one, disturb=None):
+def run_clients(clients, connect_one, disturb=None, progress=None):
     """Train all clients at once, each over a store of its own, while `disturb(progress, is_over)` does its harm."""
-    progress, errors = Progress(), []
+    progress, errors = progress or Progress(), []
 
     def work(client):
         try:
