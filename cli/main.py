@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from . import bench, cluster, demo, evaluate, export, inspect_file, key, predict, shard, train
+from . import bench, cluster, demo, evaluate, export, features, inspect_file, key, predict, shard, train
 from .errors import EXIT_FAILURE, EXIT_INTERRUPTED, describe, exit_code
 
 TRACEBACK = "--traceback"
@@ -50,6 +50,7 @@ app.command("key", context_settings={"ignore_unknown_options": True})(key.key)
 app.command("bench")(bench.bench)
 app.command("shard")(shard.shard)
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(features.app, name="features")
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -26,6 +26,7 @@ class RunCheckpoints:
 
     def save(self, state: TrainerState, *, is_best: bool) -> str:
         """Path of the checkpoint written. Raises: CheckpointWriteError (disk full); older ones are untouched."""
+        self._store.begin_checkpoint()
         path = write_checkpoint(
             self._root,
             self._store,
@@ -38,6 +39,7 @@ class RunCheckpoints:
                 dense=state.dense,
             ),
         )
+        self._store.commit_checkpoint(path)
         prune(self._root, self._policies)
         return path
 

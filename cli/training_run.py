@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import secrets
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +30,7 @@ from .report import RunReport, TableSize, write_report
 from .run_checkpoints import RunCheckpoints
 from .run_config import RunConfig
 from .run_folder import RunFolder, check_new_run, last_run, new_run
+from .store_config import ClusterStoreConfig
 from .training_display import TrainingDisplay
 
 REPORTED_VERSIONS = ("embershard", "torch", "numpy", "pyarrow")
@@ -110,7 +112,7 @@ def _train(
     stream: TextIO,
 ) -> FinishedRun:
     config, features = assembly.config, assembly.features
-    run_id = config.train.seed if state is None else int(state.cursor["run"])
+    run_id = _new_run_id(config) if state is None else int(state.cursor["run"])
     log: ClickLog = train_log(config.data, features.columns, run_id)
     validation = evaluation_log(config.data, features.columns)
     trainer = Trainer(assembly.model, assembly.embeddings, config.train, config.optimizer)
@@ -131,6 +133,13 @@ def _train(
     report = _report(assembly, name, result, resumed_from)
     write_report(run, report)
     return FinishedRun(run, report)
+
+
+def _new_run_id(config: RunConfig) -> int:
+    """The seed, so that a run repeats to the bit; on a running cluster a number of its own, since shards that were
+    trained by a run of the same seed would take its batches for ones they have applied."""
+    is_shared = isinstance(config.store, ClusterStoreConfig) and config.store.address is not None
+    return secrets.randbits(63) if is_shared else config.train.seed
 
 
 def _checkpoint_to_resume(run: RunFolder) -> Checkpoint:

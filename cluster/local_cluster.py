@@ -58,8 +58,7 @@ class LocalCluster:
 
     def start(self, commands: Mapping[str, Sequence[str]], *, attached: bool = False) -> None:
         """Start the supervisor over `commands` (role → argv). Raises: ClusterRunningError."""
-        if self.is_running():
-            raise ClusterRunningError(f"expected no cluster in {self._folder}, got one that runs; take it down first")
+        self.check_not_running()
         logs = self._folder / LOG_FOLDER
         logs.mkdir(parents=True, exist_ok=True)
         argvs = {name: list(argv) for name, argv in commands.items()}
@@ -82,6 +81,11 @@ class LocalCluster:
         self._wait(lambda: process.poll() is not None or self._state() is not None, START_SECONDS)
         if process.poll() is not None or self._state() is None:
             raise ClusterStartError(f"the supervisor did not come up: {self.last_words('supervisor')}")
+
+    def check_not_running(self) -> None:
+        """Raises: ClusterRunningError where a supervisor holds the folder."""
+        if self.is_running():
+            raise ClusterRunningError(f"expected no cluster in {self._folder}, got one that runs; take it down first")
 
     def wait_for(self, is_ready: Callable[[], bool], seconds: float = START_SECONDS) -> None:
         """Return when `is_ready()`. Raises: ClusterStartError with the last words of a process that keeps dying."""

@@ -63,6 +63,7 @@ class ShardFleet:
         """Start the shards; the spec with their addresses, once all of them answer.
 
         Raises: ClusterRunningError; ClusterStartError with the last words of a shard that does not come up."""
+        self.cluster.check_not_running()
         self.folder.mkdir(parents=True, exist_ok=True)
         spec = ClusterSpec(name=self._name(), shards=self._addresses(config), tablet_bits=config.tablet_bits)
         self._write_spec(spec)

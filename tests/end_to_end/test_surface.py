@@ -1,0 +1,157 @@
+"""The commands one after the other on one job: what they print, write and agree on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+
+from embershard.cli.main import run
+from embershard.feature_map.config_file import read_yaml
+
+from .job import Job, assert_equal_bits, clicks, weights
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    code = run([*words, "--json"])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return json.loads(captured.out)
+
+
+def test_a_run_leaves_what_its_layout_says(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = job.train(capsys, "train.epochs=2", "output.tensorboard=true", "output.log_every=50")
+    assert set(facts) == {
+        "auc", "logloss", "examples", "examples_per_second", "seconds", "rows", "checkpoint", "report",
+    }  # fmt: skip
+    folder = Path(facts["report"]).parent
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoints", "config.yaml", "metrics.jsonl", "report.json", "report.md", "tensorboard",
+    ]  # fmt: skip
+    assert folder == job.folder / "runs" / "run-0001"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["phase"] == "evaluate"] == [302, 604]
+    assert [line["step"] for line in lines if line["phase"] == "train"] == [50 * n for n in range(1, 13)]
+    report = json.loads((folder / "report.json").read_text())
+    assert report["auc"] == facts["auc"] == lines[-1]["auc"]
+    assert [table["table"] for table in report["tables"]] == ["user", "item", "tags"]
+    assert list((folder / "tensorboard").iterdir())
+    assert facts["auc"] > 0.70
+    again = job.train(capsys, "train.epochs=1")
+    assert Path(again["report"]).parent.name == "run-0002"
+
+
+def test_the_saved_configuration_trains_the_same_run(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = job.train(capsys, "train.max_steps=50", "model.dim=3", "features.features.3.transform=[log1p, standardise]")
+    saved = Path(facts["report"]).with_name("config.yaml")
+    assert read_yaml(saved)["model"] == {**read_yaml(saved)["model"], "dim": 3}  # type: ignore[dict-item]
+    again = Job(job.folder, saved).train(capsys)
+    assert_equal_bits(weights(facts["checkpoint"]), weights(again["checkpoint"]))
+
+
+def test_learned_statistics_are_saved_and_resumed(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["features.features.3.transform=[log1p, standardise]", "output.name=run"]
+    facts = job.train(capsys, *words, "train.max_steps=40")
+    price = read_yaml(Path(facts["report"]).with_name("config.yaml"))["features"]["features"][3]  # type: ignore[index]
+    logged = np.log1p(pq.read_table(job.folder / "clicks.parquet").column("price").to_numpy())
+    assert price["mean"] == pytest.approx(logged.mean(), abs=0.02)
+    resumed = job.train(capsys, *words, "train.max_steps=80", "--resume")
+    straight = job.train(capsys, words[0], "train.max_steps=80")
+    assert resumed["auc"] == straight["auc"]
+
+
+def test_evaluate_predict_and_report_agree_and_no_table_grows(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = job.train(capsys, "train.epochs=2")
+    for source in (facts["checkpoint"], str(Path(facts["report"]).parent), str(job.path)):
+        found = told(capsys, "evaluate", source)
+        assert found["auc"] == pytest.approx(facts["auc"], abs=1e-12)
+    fresh = clicks(3000, seed=9)
+    unseen = fresh.set_column(1, "user", [list(range(10_000, 13_000))])
+    pq.write_table(unseen, job.folder / "fresh.parquet")
+    on_fresh = told(capsys, "evaluate", str(job.path), str(job.folder / "fresh.parquet"))
+    assert on_fresh["examples"] == 3000
+    for name in ("out.parquet", "out.csv"):
+        to = job.folder / name
+        words = ["predict", facts["checkpoint"], str(job.folder / "fresh.parquet"), "--keep", "user,click"]
+        assert told(capsys, *words, "--to", str(to)) == {"rows": 3000, "path": str(to)}
+        table = pq.read_table(to) if name.endswith("parquet") else pa_csv.read_csv(to)
+        assert table.column_names == ["user", "click", "probability"]
+        assert table.column("user").to_pylist() == list(range(10_000, 13_000))
+        chance = np.clip(table.column("probability").to_numpy(), 1e-12, 1 - 1e-12)
+        clicked = table.column("click").to_numpy()
+        logloss = -np.mean(np.where(clicked == 1, np.log(chance), np.log(1 - chance)))
+        assert logloss == pytest.approx(on_fresh["logloss"], abs=1e-6)
+    assert told(capsys, "inspect", facts["checkpoint"])["rows"] == facts["rows"]
+
+
+def test_predict_without_a_file_prints_csv(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", str(job.path), "--json", "train.max_steps=10"]) == 0
+    pq.write_table(clicks(20, seed=2).drop_columns(["click"]), job.folder / "fresh.parquet")
+    capfd.readouterr()
+    assert run(["predict", str(job.path), str(job.folder / "fresh.parquet"), "--keep", "item"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == '"item","probability"'
+    assert len(lines) == 21
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("durability", ["none", "log"])
+def test_shards_train_the_bits_of_the_local_store(
+    durability: str, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train.max_steps=120"]
+    local = job.train(capsys, *words)
+    shards = job.train(capsys, *words, "store.kind=cluster", "store.shards=3", f"store.durability={durability}")
+    assert shards["auc"] == local["auc"]
+    assert_equal_bits(weights(local["checkpoint"]), weights(shards["checkpoint"]))
+
+
+@pytest.mark.process
+def test_a_run_over_shards_resumes_in_the_local_store_and_back(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = ["store.kind=cluster", "store.shards=2"]
+    job.train(capsys, "train.max_steps=40", "output.name=run", *cluster)
+    job.train(capsys, "train.max_steps=80", "output.name=run", "--resume")
+    mixed = job.train(capsys, "train.max_steps=120", "output.name=run", "--resume", *cluster)
+    straight = job.train(capsys, "train.max_steps=120")
+    assert_equal_bits(weights(straight["checkpoint"]), weights(mixed["checkpoint"]))
+
+
+@pytest.mark.process
+def test_cluster_goes_up_is_trained_on_looked_at_and_goes_down(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(job.folder / "cluster")
+    up = told(capsys, "cluster", "up", "--shards", "2", "--folder", folder, "transport=tcp")
+    try:
+        words = ["store.kind=cluster", f"store.address={folder}/cluster.yaml", "train.max_steps=30"]
+        facts = job.train(capsys, *words)
+        status = told(capsys, "cluster", "status", "--folder", folder)
+        assert [shard["address"] for shard in status["shards"]] == up["shards"]
+        assert sum(shard["rows"] for shard in status["shards"]) == facts["rows"]
+        assert sum(shard["load_share"] for shard in status["shards"]) == pytest.approx(1.0)
+        message = job.fail(capsys, "cluster", "up", "--folder", folder)
+        assert "expected no cluster in" in message
+        job.train(capsys, *words)
+        (first, second) = told(capsys, "cluster", "status", "--folder", folder)["shards"]
+        assert (first["pushes"], second["pushes"], first["duplicates"]) == (60, 60, 0)
+    finally:
+        assert told(capsys, "cluster", "down", "--folder", folder) == {"folder": folder, "stopped": True}
+    assert "expected a running cluster in" in job.fail(capsys, "cluster", "status", "--folder", folder)
+
+
+def test_demo_runs_and_leaves_a_checkpoint_and_an_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "demo", "--folder", str(tmp_path / "demo-run"), "--rows", "60000")
+    assert 0.75 < found["auc"] < found["best_auc"] < 0.93
+    assert told(capsys, "inspect", str(tmp_path / "demo-run" / "export"))["rows"] == found["rows"]
+    assert told(capsys, "evaluate", str(tmp_path / "demo-run" / "demo.yaml"))["auc"] == pytest.approx(found["auc"])
+
+
+@pytest.mark.slow
+def test_demo_comes_within_a_hundredth_of_the_best_reachable_auc(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = told(capsys, "demo", "--folder", str(tmp_path / "demo-run"))
+    assert found["best_auc"] - 0.01 < found["auc"] < found["best_auc"]
