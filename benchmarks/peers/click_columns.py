@@ -23,7 +23,7 @@ class ClickColumns:
     label: Any
 
     def numbered(self) -> tuple[Any, int]:
-        """(n, 26) int64 ids numbered 0 … rows − 1 over all columns, and rows: what a static table needs (never timed)."""
+        """(n, 26) int64 ids numbered from 0 over all columns, and how many: what a static table needs, untimed."""
         columns, start = [], 0
         for column in range(self.ids.shape[1]):
             distinct, number = np.unique(self.ids[:, column], return_inverse=True)

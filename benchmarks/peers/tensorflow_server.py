@@ -8,6 +8,7 @@ Run by parameter_servers.py; prints one JSON object.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -57,7 +58,7 @@ def train(path: Path, cluster: dict[str, list[str]], limit: int | None) -> dict[
         squares = tf.Variable(tf.zeros([rows, DIM]))
         weights = [
             tf.Variable(tf.random.normal([fan_in, fan_out], stddev=(2 / fan_in) ** 0.5))
-            for fan_in, fan_out in zip(LAYERS, LAYERS[1:])  # noqa: B905
+            for fan_in, fan_out in itertools.pairwise(LAYERS)
         ]
         biases = [tf.Variable(tf.zeros([width])) for width in LAYERS[1:]]
 
@@ -76,7 +77,7 @@ def train(path: Path, cluster: dict[str, list[str]], limit: int | None) -> dict[
             total = tf.reduce_sum(vectors, 1)
             interactions = 0.5 * tf.reduce_sum(total * total - tf.reduce_sum(vectors * vectors, 1), 1)
             hidden = tf.concat([tf.reshape(vectors, [-1, FIELDS * DIM]), dense], 1)
-            for weight, bias in zip(weights[:-1], biases[:-1]):  # noqa: B905
+            for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
                 hidden = tf.nn.relu(hidden @ weight + bias)
             logit = interactions + (hidden @ weights[-1] + biases[-1])[:, 0]
             loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(label, logit))
@@ -86,7 +87,7 @@ def train(path: Path, cluster: dict[str, list[str]], limit: int | None) -> dict[
         squares.scatter_update(tf.IndexedSlices(state, unique))
         update = ROW_LR * row_gradient / (tf.sqrt(state) + 1e-8)
         table.scatter_sub(tf.IndexedSlices(update, unique))
-        for variable, gradient in zip([*weights, *biases], dense_gradients):  # noqa: B905
+        for variable, gradient in zip([*weights, *biases], dense_gradients, strict=True):
             variable.assign_sub(DENSE_LR * gradient)
         return loss
 

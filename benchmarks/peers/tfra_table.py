@@ -1,0 +1,162 @@
+"""Our table beside TFRA's CPU hash table and torch's sparse embedding bag: lookups and updates a second, one thread.
+
+TFRA lives in an environment of its own (tensorflow-cpu==2.16.2, tf-keras==2.16.0, numpy<2,
+tensorflow-recommenders-addons==0.8.1), so this file plays both parts and takes turns between them:
+
+    python benchmarks/peers/tfra_table.py --python /path/to/that/environment/bin/python
+
+TFRA's update is an upsert of ready values, ours is an Adagrad step; both on the same keys.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+ROWS, DIM, KEYS, CALLS, ROUNDS = 2_000_000, 16, 100_000, 20, 3
+
+
+def rate(call: Callable[[int], object]) -> float:
+    """Keys a second of CALLS calls of KEYS keys, after one that is not timed."""
+    call(0)
+    started = time.perf_counter()
+    for index in range(CALLS):
+        call(index)
+    return CALLS * KEYS / (time.perf_counter() - started)
+
+
+def draw_keys() -> tuple[np.ndarray, list[np.ndarray]]:
+    """All keys, and the keys of each call (unique within a call)."""
+    rng = np.random.default_rng(0)
+    every = rng.choice(2**62, ROWS, replace=False).astype(np.int64)
+    return every, [every[rng.choice(ROWS, KEYS, replace=False)] for _ in range(CALLS)]
+
+
+def measure_ours() -> dict[str, float]:
+    """Rates of lookup and Adagrad update of our native table."""
+    import embershard as es
+    from embershard.embedding import TableKeys, UpdateStep
+    from embershard.embedding.native_table_group import NativeTableGroup
+
+    every, calls = draw_keys()
+    group = NativeTableGroup(8, 1)
+    group.ensure_table(es.TableConfig(name="t", blocks=(es.ColumnBlock(dim=DIM),)))
+    gradients = np.full(KEYS * DIM, 0.01, np.float32)
+    once = np.ones(KEYS, np.uint32)
+    for first in range(0, ROWS, KEYS):
+        keys = TableKeys.of("t", every[first : first + KEYS].view(np.uint64))
+        group.apply_gradients(keys, gradients, once, UpdateStep())
+    requests = [TableKeys.of("t", keys.view(np.uint64)) for keys in calls]
+    out = np.empty(KEYS * DIM, np.float32)
+    return {
+        "lookup": rate(lambda index: group.lookup(requests[index], "initial", out)),
+        "update": rate(lambda index: group.apply_gradients(requests[index], gradients, once, UpdateStep())),
+    }
+
+
+def measure_torch() -> dict[str, float]:
+    """Rate of a sparse embedding bag's lookup, backward and torch Adagrad step on ids numbered in advance."""
+    import torch
+
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    bag = torch.nn.EmbeddingBag(ROWS, DIM, mode="sum", sparse=True)
+    optimizer = torch.optim.Adagrad(bag.parameters(), lr=0.02)
+    calls = [torch.from_numpy(rng.choice(ROWS, KEYS, replace=False)) for _ in range(CALLS)]
+    offsets = torch.arange(KEYS)
+
+    def step(index: int) -> None:
+        optimizer.zero_grad()
+        bag(calls[index], offsets).sum().backward()
+        optimizer.step()
+
+    return {"lookup_and_update": rate(step)}
+
+
+def measure_tfra() -> dict[str, float]:
+    """Rates of lookup and upsert of a TFRA dynamic embedding variable."""
+    os.environ.update(TF_USE_LEGACY_KERAS="1", TF_CPP_MIN_LOG_LEVEL="3")
+    import tensorflow as tf
+    import tensorflow_recommenders_addons as tfra
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    every, calls = draw_keys()
+    table = tfra.dynamic_embedding.get_variable(
+        "t",
+        key_dtype=tf.int64,
+        value_dtype=tf.float32,
+        dim=DIM,
+        devices=["/CPU:0"],
+        initializer=0.01,
+        init_size=ROWS * 2,
+    )
+    values = tf.ones((KEYS, DIM))
+    for first in range(0, ROWS, KEYS):
+        table.upsert(tf.constant(every[first : first + KEYS]), values)
+    requests = [tf.constant(keys) for keys in calls]
+    return {
+        "lookup": rate(lambda index: table.lookup(requests[index])),
+        "update": rate(lambda index: table.upsert(requests[index], values)),
+    }
+
+
+PARTS = {"ours": measure_ours, "torch": measure_torch, "tfra": measure_tfra}
+
+
+def run_part(python: str, part: str) -> dict[str, float]:
+    """One part in a process of its own."""
+    command = [python, __file__, "--part", part]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
+    return dict(json.loads(output.strip().splitlines()[-1]))
+
+
+def main() -> None:
+    """Print the median rates of interleaved rounds and our ratios to the peers."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=PARTS)
+    parser.add_argument("--python", help="interpreter of the environment that has TFRA")
+    arguments = parser.parse_args()
+    if arguments.part:
+        print(json.dumps(PARTS[arguments.part]()))
+        return
+    if not arguments.python:
+        parser.error("expected --python of the environment that has TFRA")
+    rounds = [
+        {
+            "ours": run_part(sys.executable, "ours"),
+            "tfra": run_part(arguments.python, "tfra"),
+            "torch": run_part(sys.executable, "torch"),
+        }
+        for _ in range(ROUNDS)
+    ]
+
+    def median(part: str, verb: str) -> float:
+        return float(np.median([one[part][verb] for one in rounds]))
+
+    lookup, update = median("ours", "lookup"), median("ours", "update")
+    together = 1 / (1 / lookup + 1 / update)
+    report = {
+        "rows": ROWS,
+        "dim": DIM,
+        "keys_per_call": KEYS,
+        "lookup": {"ours": lookup, "tfra": median("tfra", "lookup"), "ratio": lookup / median("tfra", "lookup")},
+        "update": {"ours": update, "tfra": median("tfra", "update"), "ratio": update / median("tfra", "update")},
+        "lookup_and_update": {
+            "ours": together,
+            "torch_embedding_bag_adagrad": median("torch", "lookup_and_update"),
+            "ratio": together / median("torch", "lookup_and_update"),
+        },
+    }
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()
