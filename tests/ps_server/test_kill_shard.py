@@ -69,7 +69,7 @@ def train_under_kills(clients, seed, durability="log", every=8):
 
 def train_through_proxies(clients, seed, kills):
     """Rows and counts after the clients trained through proxies that harm calls, while some shards were killed."""
-    patience = Patience(attempt_seconds=0.25, connect_seconds=20)
+    patience = Patience(attempt_seconds=0.5, connect_seconds=20)
     with ShardProcesses(3) as processes, proxied(processes.spec, processes.folder, seed) as (addresses, proxies):
         with connect(processes.spec.shards[0]) as store:
             store.ensure_tables([USER, ITEM])
