@@ -1,13 +1,15 @@
 #include "plan.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <limits>
 #include <utility>
 
+#include "buckets.h"
 #include "faults.h"
+#include "labels.h"
 #include "mix64.h"
+#include "mix_kernels.h"
+#include "refusals.h"
 
 namespace embershard {
 namespace {
@@ -21,34 +23,6 @@ struct ChunkView {
   int64_t length = 0;
   int64_t first_row = 0;
 };
-
-std::string in_column(const std::string& column, const std::string& rest) { return "column '" + column + "': " + rest; }
-
-[[noreturn]] void refuse_type(const std::string& name, const Column& column, const std::string& expected) {
-  const Column* values = &column;
-  while (values->is_list() && !values->children.empty() && !values->is_map()) values = &values->children[0];
-  std::string hint;
-  if (values->is_float()) hint = "; ids do not pass through float, bucketize it or cast the column to an integer type";
-  else if (values->physical == Physical::other) hint = "; it needs a named transform";
-  throw Fault{FaultKind::column_type, in_column(name, "expected " + expected + ", got " + column.type_name() + hint)};
-}
-
-std::string id_text(IdKind id) {
-  return id == IdKind::int64 ? "int64 ids" : id == IdKind::uint64 ? "uint64 ids" : "text ids";
-}
-
-// Calls `read` and names column and row in what it refuses.
-template <typename Read>
-void naming(const std::string& name, const Column& column, const std::string& type_expected, int64_t first_row,
-            FaultKind kind, Read&& read) {
-  try {
-    read();
-  } catch (const ValueFault& fault) {
-    if (fault.index < 0) refuse_type(name, column, fault.expected.empty() ? type_expected : fault.expected);
-    throw Fault{kind, in_column(name, "expected " + fault.expected + ", got " + fault.got + " (row " +
-                                          std::to_string(first_row + fault.index) + ")")};
-  }
-}
 
 class Encoder {
  public:
@@ -127,7 +101,9 @@ class Encoder {
     for (const FeaturePlan& feature : parts_.features) {
       bool is_scalar = true;
       for_blocks([&](const ChunkView& chunk, int64_t start, int64_t count) {
-        if (!emit_plain(feature, chunk, start, count, offset)) {
+        if (emit_plain_lists(feature, chunk, start, count, offset)) {
+          for (int64_t row = 0; row < count && is_scalar; ++row) is_scalar = offset[row] == offset[row - 1] + 1;
+        } else if (!emit_plain(feature, chunk, start, count, offset)) {
           encode_block(feature, chunk, start, count);
           emit(feature.salt, offset);
           is_scalar &= bags_.has_one_each();
@@ -161,14 +137,43 @@ class Encoder {
            [&] { read_bags(column, weights, source, start, count, scratch_, bags); });
   }
 
-  // The ids themselves where they are 64 bits wide already and only nulls, if anything, stand between them and mixing.
+  // Are values 64 bits wide already, with nothing but nulls between them and mixing?
+  static bool is_plain(const ValueSource& source, const Column& column) {
+    const bool is_wide = column.physical == (source.id == IdKind::uint64 ? Physical::uint64 : Physical::int64);
+    return is_wide && source.id != IdKind::text && column.dictionary == nullptr && source.markers.integers.empty() &&
+           source.delimiter.empty() && source.weights_column < 0;
+  }
+
+  // The ids themselves, or null where more than mixing is to do.
   static const uint64_t* plain_ids(const ValueSource& source, const ChunkView& chunk) {
     const Column& column = chunk.columns[source.column];
-    const bool is_wide = column.physical == (source.id == IdKind::uint64 ? Physical::uint64 : Physical::int64);
-    const bool is_plain = is_wide && source.id != IdKind::text && column.dictionary == nullptr &&
-                          !(column.may_have_nulls() && source.skip_missing) && source.markers.integers.empty() && source.delimiter.empty() &&
-                          source.weights_column < 0;
-    return is_plain ? column.values<uint64_t>() : nullptr;
+    const bool drops_rows = column.may_have_nulls() && source.skip_missing;
+    return is_plain(source, column) && !drops_rows ? column.values<uint64_t>() : nullptr;
+  }
+
+  // The same for lists whose elements need nothing but mixing and lie one after the other.
+  bool emit_plain_lists(const FeaturePlan& feature, const ChunkView& chunk, int64_t start, int64_t count,
+                        int64_t* offset) {
+    if (feature.kind != FeaturePlan::Kind::values || out_.has_weights) return false;
+    const ValueSource& source = feature.parts[0];
+    const Column& column = chunk.columns[source.column];
+    const bool is_narrow = column.physical == Physical::list32;
+    if ((!is_narrow && column.physical != Physical::list64) || column.is_map() || column.may_have_nulls()) return false;
+    const Column& elements = column.children[0];
+    if (elements.may_have_nulls() || !is_plain(source, elements) || source.max_length > 0) return false;
+    const int64_t base = out_.keys.size();
+    const int64_t first = column.list_slot(start).start;
+    const Column::Run last = column.list_slot(start + count - 1);
+    const int64_t total = last.start + last.count - first;
+    mix_keys(elements.values<uint64_t>() + first, feature.salt, total, out_.keys.extend(total));
+    if (is_narrow) {
+      const int32_t* ends = column.values<int32_t>() + start + 1;
+      for (int64_t row = 0; row < count; ++row) offset[row] = base + ends[row] - first;
+    } else {
+      const int64_t* ends = column.values<int64_t>() + start + 1;
+      for (int64_t row = 0; row < count; ++row) offset[row] = base + ends[row] - first;
+    }
+    return true;
   }
 
   // Values and crosses of plain ids go straight from the columns to the output. False: not such a feature.
@@ -287,49 +292,10 @@ class Encoder {
     else if (!feature.skip_absent) bags_.h.push_back(feature.constant);
   }
 
-  // Bucket i holds edges[i-1] <= x < edges[i]. Soft: the two centres around x, weighted by nearness.
   void bucketize(const FeaturePlan& feature, const ChunkView& chunk, int64_t start, int64_t count) {
-    const NumberSource& number = feature.number;
-    const Column& column = chunk.columns[number.column];
-    scratch_.numbers.resize(count);
-    scratch_.valid.resize(count);
-    double* x = scratch_.numbers.data();
-    bool all_valid = true;
-    naming(parts_.columns[number.column], column, "numbers", chunk.first_row + start, FaultKind::value, [&] {
-      all_valid = read_numbers(column, number.markers, start, count, x, scratch_.valid.data());
-    });
-    const bool soft = feature.kind == FeaturePlan::Kind::soft_buckets;
-    const bool skip = feature.parts[0].skip_missing;
-    bags_.reset(count);
-    bags_.is_weighted = soft;
-    bags_.is_scalar = !soft && (all_valid || !skip || number.has_fill);
-    const double* edges = feature.edges.data();
-    const int64_t edge_count = static_cast<int64_t>(feature.edges.size());
-    for (int64_t row = 0; row < count; ++row) {
-      const bool is_null = !all_valid && !scratch_.valid[row];
-      if (is_null && !number.has_fill) {
-        if (!skip) add_bucket(feature.parts[0].missing, 1.0F);
-      } else {
-        const double value = is_null ? number.fill : x[row];
-        const int64_t above = std::upper_bound(edges, edges + edge_count, value) - edges;
-        if (!soft) add_bucket(static_cast<uint64_t>(above), 1.0F);
-        else add_soft_buckets(edges, edge_count, above, value);
-      }
-      if (!bags_.is_scalar) bags_.ends.push_back(bags_.h.size());
-    }
-  }
-
-  void add_soft_buckets(const double* centres, int64_t count, int64_t above, double value) {
-    if (above == 0 || above == count) return add_bucket(static_cast<uint64_t>(above == 0 ? 0 : count - 1), 1.0F);
-    const double low = centres[above - 1], high = centres[above];
-    const float share = static_cast<float>((value - low) / (high - low));
-    add_bucket(static_cast<uint64_t>(above - 1), 1.0F - share);
-    if (share > 0.0F) add_bucket(static_cast<uint64_t>(above), share);
-  }
-
-  void add_bucket(uint64_t h, float weight) {
-    bags_.h.push_back(h);
-    if (bags_.is_weighted) bags_.weights.push_back(weight);
+    const Column& column = chunk.columns[feature.number.column];
+    naming(parts_.columns[feature.number.column], column, "numbers", chunk.first_row + start, FaultKind::value,
+           [&] { read_buckets(column, feature, start, count, scratch_, bags_); });
   }
 
   // --- the other columns ---------------------------------------------------------------------------------------------
@@ -361,47 +327,8 @@ class Encoder {
         const std::string& name = parts_.columns[label.column];
         float* out = out_.label.data() + (chunk.first_row + start) * labels + l;
         naming(name, chunk.columns[label.column], "labels", chunk.first_row + start, FaultKind::label,
-               [&] { read_label(chunk.columns[label.column], label, start, count, out, labels); });
+               [&] { read_labels(chunk.columns[label.column], label, start, count, scratch_, out, labels); });
       });
-  }
-
-  void read_label(const Column& column, const LabelPlan& label, int64_t start, int64_t count, float* out,
-                  int64_t stride) {
-    scratch_.valid.resize(count);
-    uint8_t* valid = scratch_.valid.data();
-    bool all_valid = true;
-    if (label.has_positives) {
-      scratch_.h.resize(count);
-      all_valid = read_hashes(column, label.id, label.markers, start, count, scratch_.h.data(), valid);
-    } else {
-      scratch_.numbers.resize(count);
-      all_valid = read_numbers(column, label.markers, start, count, scratch_.numbers.data(), valid);
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      if (!all_valid && !valid[i]) throw ValueFault{i, "a label", "null or NaN"};
-      if (label.has_positives) {
-        const auto end = label.positives.end();
-        out[i * stride] = std::find(label.positives.begin(), end, scratch_.h[i]) != end ? 1.0F : 0.0F;
-        continue;
-      }
-      const double x = scratch_.numbers[i];
-      if (label.has_threshold) {
-        out[i * stride] = x >= label.threshold ? 1.0F : 0.0F;
-      } else {
-        if (!(x >= 0.0 && x <= 1.0)) throw ValueFault{i, "a label in [0, 1]", number_text(x)};
-        out[i * stride] = static_cast<float>(x);
-      }
-    }
-  }
-
-  static std::string number_text(double x) {
-    std::string text = std::to_string(x);
-    while (text.find('.') != std::string::npos && (text.back() == '0' || text.back() == '.')) {
-      const bool was_point = text.back() == '.';
-      text.pop_back();
-      if (was_point) break;
-    }
-    return text;
   }
 
   void encode_example_weight() {
@@ -409,20 +336,10 @@ class Encoder {
     if (!is_everywhere(c)) return;
     out_.has_example_weight = true;
     out_.example_weight.resize(rows_);
-    static const NullMarkers none;
     for_blocks([&](const ChunkView& chunk, int64_t start, int64_t count) {
       float* out = out_.example_weight.data() + chunk.first_row + start;
       naming(parts_.columns[c], chunk.columns[c], "numbers", chunk.first_row + start, FaultKind::value, [&] {
-        scratch_.numbers.resize(count);
-        scratch_.valid.resize(count);
-        const double* x = scratch_.numbers.data();
-        const bool all_valid =
-            read_numbers(chunk.columns[c], none, start, count, scratch_.numbers.data(), scratch_.valid.data());
-        for (int64_t i = 0; i < count; ++i) {
-          if (!all_valid && !scratch_.valid[i]) throw ValueFault{i, "an example weight", "null, NaN or infinity"};
-          if (x[i] < 0.0) throw ValueFault{i, "an example weight of at least 0", number_text(x[i])};
-          out[i] = static_cast<float>(x[i]);
-        }
+        read_example_weights(chunk.columns[c], start, count, scratch_, out);
       });
     });
   }
@@ -442,18 +359,10 @@ class Encoder {
     const int c = parts_.event_time_column;
     if (!is_everywhere(c)) return;
     out_.has_event_time = true;
-    static const NullMarkers none;
     for_blocks([&](const ChunkView& chunk, int64_t start, int64_t count) {
       int64_t* out = out_.event_time.extend(count);
       naming(parts_.columns[c], chunk.columns[c], "seconds", chunk.first_row + start, FaultKind::value, [&] {
-        scratch_.h.resize(count);
-        scratch_.valid.resize(count);
-        const bool all_valid = read_hashes(chunk.columns[c], IdKind::int64, none, start, count, scratch_.h.data(),
-                                           scratch_.valid.data());
-        for (int64_t i = 0; i < count; ++i) {
-          if (!all_valid && !scratch_.valid[i]) throw ValueFault{i, "an event time", "null"};
-          out[i] = static_cast<int64_t>(scratch_.h[i]);
-        }
+        read_event_times(chunk.columns[c], start, count, scratch_, out);
       });
     });
   }

@@ -1,7 +1,6 @@
 #include "values.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cctype>
 #include <charconv>
@@ -14,153 +13,10 @@
 #include "clones.h"
 #include "faults.h"
 #include "murmur3.h"
+#include "text_hashes.h"
 
 namespace embershard {
 namespace {
-
-constexpr int64_t kBlock = 256;
-
-// --- text ------------------------------------------------------------------------------------------------------------
-
-struct Text {
-  const char* data;
-  size_t size;
-};
-
-template <typename Offset>
-struct OffsetText {
-  const Offset* offsets;
-  const char* bytes;
-  const char* end;
-
-  explicit OffsetText(const Column& c)
-      : offsets(c.values<Offset>()), bytes(static_cast<const char*>(c.buffers[2])), end(bytes) {
-    if (c.length > 0) end = bytes + offsets[c.length];
-  }
-  Text at(int64_t i) const { return {bytes + offsets[i], static_cast<size_t>(offsets[i + 1] - offsets[i])}; }
-  const char* readable_end(int64_t) const { return end; }
-  // Are texts [start, start + count) all shorter than 16 bytes, with 16 readable bytes behind each one's start?
-  bool is_short_run(int64_t start, int64_t count) const {
-    Offset longest = 0;
-    for (int64_t i = start; i < start + count; ++i) longest = std::max(longest, offsets[i + 1] - offsets[i]);
-    return longest < 16 && end - (bytes + offsets[start + count]) >= 16;
-  }
-};
-
-struct FixedText {
-  const char* bytes;
-  int64_t width;
-  const char* end;
-
-  explicit FixedText(const Column& c)
-      : bytes(static_cast<const char*>(c.buffers[1]) + c.offset * c.fixed_width),
-        width(c.fixed_width),
-        end(bytes + c.length * c.fixed_width) {}
-  Text at(int64_t i) const { return {bytes + i * width, static_cast<size_t>(width)}; }
-  const char* readable_end(int64_t) const { return end; }
-};
-
-struct ViewText {
-  const Column& column;
-  const char* views;
-
-  explicit ViewText(const Column& c) : column(c), views(static_cast<const char*>(c.buffers[1]) + c.offset * 16) {}
-  Text at(int64_t i) const {
-    if (!column.is_valid(i)) return {views, 0};  // a null view may hold anything
-    const char* view = views + i * 16;
-    int32_t size, buffer, start;
-    std::memcpy(&size, view, 4);
-    if (size <= 12) return {view + 4, static_cast<size_t>(size)};
-    std::memcpy(&buffer, view + 8, 4);
-    std::memcpy(&start, view + 12, 4);
-    return {static_cast<const char*>(column.buffers[2 + buffer]) + start, static_cast<size_t>(size)};
-  }
-  const char* readable_end(int64_t i) const {  // no farther than the text itself: its buffer's size is not at hand
-    const Text text = at(i);
-    return text.data + text.size;
-  }
-};
-
-struct MurmurBlock {
-  std::array<uint64_t, kBlock> h1, h2, k1, k2, length;
-};
-
-EMBERSHARD_CLONES void finish_block(const MurmurBlock& block, int64_t count, uint64_t* h) {
-  for (int64_t i = 0; i < count; ++i)
-    h[i] = murmur3_finish(block.h1[i], block.h2[i], block.k1[i], block.k2[i], block.length[i]);
-}
-
-struct ShortTexts {
-  std::array<uint64_t, kBlock> k1, k2, length;
-};
-
-// Bytes of the first and the second word that belong to a text of this length.
-struct TailMasks {
-  std::array<uint64_t, 16> low, high;
-};
-
-constexpr TailMasks make_tail_masks() {
-  TailMasks masks{};
-  for (unsigned length = 0; length < 16; ++length) {
-    masks.low[length] = length >= 8 ? ~uint64_t{0} : (uint64_t{1} << (8 * length)) - 1;
-    masks.high[length] = length > 8 ? (uint64_t{1} << (8 * (length - 8))) - 1 : 0;
-  }
-  return masks;
-}
-
-constexpr TailMasks kTailMasks = make_tail_masks();
-
-EMBERSHARD_CLONES void finish_short_block(const ShortTexts& block, int64_t count, uint64_t* h) {
-  for (int64_t i = 0; i < count; ++i) h[i] = murmur3_finish(0, 0, block.k1[i], block.k2[i], block.length[i]);
-}
-
-// Texts shorter than 16 bytes are all tail: two words each, masked.
-template <typename Offset>
-void hash_short_run(const OffsetText<Offset>& access, int64_t start, int64_t count, uint64_t* h) {
-  ShortTexts block;
-  for (int64_t i = 0; i < count; ++i) {
-    const Text text = access.at(start + i);
-    block.k1[i] = load_u64(text.data) & kTailMasks.low[text.size];
-    block.k2[i] = load_u64(text.data + 8) & kTailMasks.high[text.size];
-    block.length[i] = text.size;
-  }
-  finish_short_block(block, count, h);
-}
-
-template <typename Access>
-void hash_texts(const Access& access, int64_t start, int64_t count, uint64_t* h) {
-  MurmurBlock block;
-  for (int64_t done = 0; done < count; done += kBlock) {
-    const int64_t n = std::min(kBlock, count - done);
-    if constexpr (requires { access.is_short_run(start, n); }) {
-      if (access.is_short_run(start + done, n)) {
-        hash_short_run(access, start + done, n, h + done);
-        continue;
-      }
-    }
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t slot = start + done + i;
-      const Text text = access.at(slot);
-      const MurmurState state = murmur3_begin(text.data, text.size, access.readable_end(slot));
-      block.h1[i] = state.h1;
-      block.h2[i] = state.h2;
-      block.k1[i] = state.k1;
-      block.k2[i] = state.k2;
-      block.length[i] = state.length;
-    }
-    finish_block(block, n, h + done);
-  }
-}
-
-template <typename Function>
-void with_text(const Column& column, Function&& function) {
-  switch (column.physical) {
-    case Physical::text32: return function(OffsetText<int32_t>(column));
-    case Physical::text64: return function(OffsetText<int64_t>(column));
-    case Physical::text_view: return function(ViewText(column));
-    default: return function(FixedText(column));
-  }
-}
 
 bool is_marker(const std::vector<std::string>& markers, std::string_view text) {
   for (const std::string& marker : markers)
@@ -528,22 +384,6 @@ uint64_t hash_text_value(std::string_view text, IdKind id, int64_t index) {
   if (!parse_integer(text, id, &h))
     throw ValueFault{index, id == IdKind::int64 ? "an int64 id" : "a uint64 id", quoted(text)};
   return h;
-}
-
-EMBERSHARD_CLONES void mix_keys(const uint64_t* h, uint64_t salt, int64_t count, uint64_t* keys) {
-  for (int64_t i = 0; i < count; ++i) keys[i] = mix64(h[i] ^ salt);
-}
-
-EMBERSHARD_CLONES void mix_pairs(const uint64_t* a, const uint64_t* b, uint64_t salt, int64_t count, uint64_t* keys) {
-  for (int64_t i = 0; i < count; ++i) keys[i] = mix64(mix64(a[i] ^ salt) ^ b[i]);
-}
-
-EMBERSHARD_CLONES void replace_invalid(const uint8_t* valid, uint64_t with, int64_t count, uint64_t* keys) {
-  for (int64_t i = 0; i < count; ++i) keys[i] = valid[i] != 0 ? keys[i] : with;
-}
-
-EMBERSHARD_CLONES void mix_into(const uint64_t* h, int64_t count, uint64_t* keys) {
-  for (int64_t i = 0; i < count; ++i) keys[i] = mix64(keys[i] ^ h[i]);
 }
 
 std::string quoted(std::string_view text) {
