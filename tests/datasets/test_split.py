@@ -183,3 +183,18 @@ def test_a_derived_column_that_cannot_be_made_names_the_file(folder: Path) -> No
     log = ClickLog(folder, stages=[Derive((ROW,), ("x",), fails)])
     with pytest.raises(DataFileError, match=r"no such value.*0\.parquet"):
         list(log.records(log.units(0)[0], [ColumnSpec("x")], 10))
+
+
+@pytest.mark.parametrize("stage", [RandomPart("train", 0.4, seed=2), NegativeSampling(0.4)])
+def test_which_rows_are_kept_does_not_depend_on_the_chunks_they_are_read_in(stage: RecordStage) -> None:
+    rows, label = pa.array(range(1_000)), pa.array([0.0] * 1_000)
+    kept = []
+    for size in (1_000, 64, 7):
+        columns = {
+            name: pa.chunked_array([column.slice(start, size) for start in range(0, 1_000, size)])
+            for name, column in (("row", rows), ("label", label))
+        }
+        log = ClickLog.from_table(pa.table(columns), stages=[stage], run=0)
+        kept.append([row for batch in log.records(log.units(0)[0], [ROW], 100) for row in batch["row"].to_pylist()])
+    assert kept[0] == kept[1] == kept[2]
+    assert 300 < len(kept[0]) < 700

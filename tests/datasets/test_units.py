@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -222,3 +223,40 @@ def test_dropping_the_remainder_leaves_out_the_last_batch_of_each_unit() -> None
     log = ClickLog.from_table({"row": range(250)}, unit_rows=100)
     sizes = [len(rows) for _, rows in log.batches(RowIds(), 40, drop_remainder=True)]
     assert sizes == [40, 40, 40, 40, 40]
+
+
+def test_a_file_of_unknown_length_is_shuffled_in_windows_and_resumed_at_any_batch(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv.gz"
+    path.write_bytes(gzip.compress(("row\n" + "".join(f"{row}\n" for row in range(1_050))).encode()))
+    log = ClickLog(path, unit_rows=100, run=0)
+    assert log.rows() is None
+    (unit,) = log.units(0)
+    whole = list(log.records(unit, RowIds.columns, 30, shuffle=True, seed=4))
+    rows = [row for batch in whole for row in batch.column("row").to_pylist()]
+    assert [sorted(rows[start : start + 100]) for start in range(0, 1_050, 100)] == [
+        list(range(start, min(start + 100, 1_050))) for start in range(0, 1_050, 100)
+    ]
+    assert [row % 100 for row in rows[:100]] != [row % 100 for row in rows[100:200]]
+    for first in range(len(whole) + 1):
+        assert list(log.records(unit, RowIds.columns, 30, shuffle=True, seed=4, first_batch=first)) == whole[first:]
+
+
+def test_the_rows_of_a_unit_are_permuted_anew_in_each_epoch_and_seed() -> None:
+    log = ClickLog.from_table({"row": range(100)}, run=0)
+
+    def rows(epoch: int, seed: int) -> list[int]:
+        (batch,) = log.records(log.units(epoch)[0], RowIds.columns, 100, shuffle=True, seed=seed)
+        return list(batch.column("row").to_pylist())
+
+    orders = [rows(epoch, seed) for epoch in range(2) for seed in range(2)]
+    assert all(sorted(order) == list(range(100)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_nulls_come_before_all_times_even_those_before_1970() -> None:
+    times = pa.array([5, None, -7, 3, None], pa.timestamp("s"))
+    log = ClickLog.from_table({"row": range(5), "time": times}, time_column="time")
+    assert [row for _, rows in log.batches(RowIds(), 2) for row in rows] == [1, 4, 2, 3, 0]
+    dates = pa.array([20_000, 3, None], pa.date32())
+    log = ClickLog.from_table({"row": range(3), "time": dates}, time_column="time")
+    assert [row for _, rows in log.batches(RowIds(), 2) for row in rows] == [2, 1, 0]
