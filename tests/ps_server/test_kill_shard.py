@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import errno
+import os
 import resource
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -31,10 +32,11 @@ from embershard.embedding.store import Push, PushToken
 from embershard.embedding.table_group import TableKeys
 from embershard.ps_server.client import connect
 from embershard.ps_server.cluster_spec import ClusterSpec
-from embershard.ps_server.errors import DurabilityError
+from embershard.ps_server.errors import CorruptPushLogError, DurabilityError, PushLogInUseError, PushLogMismatchError
 from embershard.ps_server.local_store import LocalStore
 from embershard.ps_server.mutation import ApplyPush
 from embershard.ps_server.push_log_files import DiskFile, DiskFolder
+from embershard.ps_server.push_log_format import segment_name
 from embershard.ps_server.push_log_reader import PushLogReader
 from embershard.ps_server.server import ShardOptions, ShardServer
 from embershard.ps_server.shard import Shard
@@ -242,3 +244,30 @@ def test_failed_disk_stops_the_shard_and_clients_go_on_with_its_successor(monkey
             report = answer.result(60).report
         assert report.applied + report.duplicate == 1 << TABLET_BITS
         assert set(counts_of(store).values()) == {2}
+
+
+def test_shard_does_not_start_on_a_damaged_a_foreign_or_a_used_push_log():
+    with tempfile.TemporaryDirectory() as folder:
+        spec = ClusterSpec(
+            name="start", shards=(f"unix:{folder}/0.sock", f"unix:{folder}/1.sock"), tablet_bits=TABLET_BITS
+        )
+        options = ShardOptions(spec=spec, folder=Path(folder) / "shard", durability="log")
+        server = ShardServer(options).start()
+        with pytest.raises(PushLogInUseError, match=f"got process {os.getpid()}"):
+            ShardServer(options)
+        server.service.adopt(spec.first_map(), 0)
+        server.stop(1.0)
+        for other in (
+            options.model_copy(update={"spec": spec.model_copy(update={"name": "other"})}),
+            options.model_copy(update={"index": 1}),
+            options.model_copy(update={"spec": spec.model_copy(update={"shards": spec.shards[:1]})}),
+        ):
+            with pytest.raises(PushLogMismatchError, match="push_log"):
+                ShardServer(other)
+        segment = options.folder / "push_log" / segment_name(0)
+        data = bytearray(segment.read_bytes())
+        data[len(data) // 2] ^= 16
+        segment.write_bytes(data)
+        with pytest.raises(CorruptPushLogError, match=f"{segment.name}, offset"):
+            ShardServer(options)
+        assert segment.read_bytes() == data
