@@ -48,6 +48,7 @@ class Manifest(_Frozen):
     base:        directory name of the checkpoint this one is a delta to, or None for a full one;
     base_sha256: that checkpoint's own `sha256`, so that a base replaced under the same name is noticed.
     tables:      configurations with initializers, optimizers and policies.   row_counts: rows in these files, by table.
+    non_finite_rows: rows in these files with a NaN or infinite weight or state, by table; only tables that have some.
     feature_map: as the run used it, and the hash of its canonical JSON.   config: the run's configuration.
     cursor:      position in the click log, taken before the first tablet.   scalars: the trainer's own JSON state.
     log_positions: by shard, where replay of the push log starts.
@@ -64,6 +65,7 @@ class Manifest(_Frozen):
     tablet_bits: int = Field(ge=0, le=32)
     tables: tuple[TableConfig, ...]
     row_counts: dict[str, int]
+    non_finite_rows: dict[str, int] = {}
     feature_map: Any = None
     feature_map_hash: str | None = None
     config: Any = None

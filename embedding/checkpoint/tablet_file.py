@@ -143,6 +143,30 @@ def empty_rows(table: TableConfig) -> TableRows:
     )
 
 
+def non_finite_rows(rows: TableRows) -> int:
+    """Rows with a weight or state value that is NaN or infinite. Cost: two sums where there are none."""
+    bits = rows.weights if rows.weights.dtype == np.uint16 else None
+    if bits is not None:
+        weights_bad = (bits & _BFLOAT16_EXPONENT) == _BFLOAT16_EXPONENT
+        bad = weights_bad.any(axis=1) if weights_bad.any() else None
+    else:
+        bad = _bad_rows(rows.weights)
+    state_bad = _bad_rows(rows.state)
+    if bad is None or state_bad is None:
+        both = state_bad if bad is None else bad
+        return 0 if both is None else int(np.count_nonzero(both))
+    return int(np.count_nonzero(bad | state_bad))
+
+
+def _bad_rows(values: Column) -> Column | None:
+    """(n,) bool, or None where every value is finite: then their sum is, but for a finite one beyond float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.add.reduce(values, axis=None, dtype=np.float32)):
+            return None
+    bad: Column = ~np.isfinite(values).all(axis=1)
+    return bad if bad.any() else None
+
+
 def record_batch(schema: pa.Schema, columns: Sequence[Column]) -> pa.RecordBatch:
     """A record batch of plain number columns."""
     return pa.RecordBatch.from_arrays(
@@ -182,6 +206,8 @@ def _values(array: pa.Array) -> Column:
         return np.empty(0, dtype)
     return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
 
+
+_BFLOAT16_EXPONENT = np.uint16(0x7F80)
 
 _NO_EXTRAS: dict[str, Column] = {
     "admission_keys": np.empty(0, np.uint64),

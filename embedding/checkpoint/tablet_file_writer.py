@@ -17,6 +17,7 @@ from .tablet_file import (
     Column,
     concat_rows,
     file_name,
+    non_finite_rows,
     record_batch,
     row_batch,
     row_schema,
@@ -110,6 +111,7 @@ class TableFiles:
         self._pending: list[TableRows] = []
         self._pending_bytes = 0
         self._first_pending = self._last_pending = 0
+        self.non_finite_rows = 0
 
     def __enter__(self) -> TableFiles:
         return self
@@ -147,6 +149,7 @@ class TableFiles:
                     f"expected keys that ascend over tablets {self._first_pending} to {self._last_pending}, got others"
                     f" (table {self.table.name!r})"
                 )
+            self.non_finite_rows += non_finite_rows(rows)
             self._rows.add(self._first_pending, row_batch(self._schema, rows), last_tablet=self._last_pending)
         self._pending, self._pending_bytes = [], 0
 

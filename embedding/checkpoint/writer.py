@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ def write_checkpoint(
             What the store raises: before the checkpoint is complete nothing is left of it; where it is complete and the
             store could not take note of it, older checkpoints may still be needed and must not be pruned.
             CheckpointMismatchError where `base` does not fit the store. ValueError, TypeError for state not in JSON.
+    Warns:  RuntimeWarning where rows are not finite; the manifest counts them by table.
     Threads: training may go on meanwhile; each tablet is consistent in itself.
     Cost: each tablet is copied once; memory of a few tablets and 1 MiB a table.
     """
@@ -72,10 +74,10 @@ def write_checkpoint(
     store.begin_checkpoint()
     try:
         with committed_directory(directory, step_names(state.step)) as (target, name):
-            files = _write_tablets(target, store, tables, base_checkpoint)
+            written = _write_tablets(target, store, tables, base_checkpoint)
             if state.dense:
-                files.append(_write_dense(target, state.dense))
-            manifest = _manifest(state, (store.tablet_bits, tables), files, next_sequence(directory), base_checkpoint)
+                written.files.append(_write_dense(target, state.dense))
+            manifest = _manifest(state, (store.tablet_bits, tables), written, next_sequence(directory), base_checkpoint)
             target.write(MANIFEST_NAME, encode_manifest(manifest)[0])
     except StoreFailure as failure:
         raise failure.error from None
@@ -90,19 +92,22 @@ def write_checkpoint(
             base_checkpoint.close()
     path = f"{str(root).rstrip('/')}/{name}" if "://" in str(root) else directory.child(name).path
     store.commit_checkpoint(path)
+    if manifest.non_finite_rows:
+        bad = ", ".join(f"{count} of table {table!r}" for table, count in manifest.non_finite_rows.items())
+        warnings.warn(f"checkpoint {path} holds rows with NaN or infinite values: {bad}", RuntimeWarning, stacklevel=2)
     return path
 
 
 def _manifest(
     state: TrainingState,
     layout: tuple[int, tuple[TableConfig, ...]],
-    files: list[FileEntry],
+    written: _Written,
     sequence: int,
     base: Checkpoint | None,
 ) -> Manifest:
     tablet_bits, tables = layout
     counts = dict.fromkeys((table.name for table in tables), 0)
-    for entry in files:
+    for entry in written.files:
         if entry.kind == "rows" and entry.table is not None:
             counts[entry.table] += entry.rows
     return Manifest(
@@ -115,13 +120,14 @@ def _manifest(
         tablet_bits=tablet_bits,
         tables=tables,
         row_counts=counts,
+        non_finite_rows=written.non_finite_rows,
         feature_map=state.feature_map,
         feature_map_hash=None if state.feature_map is None else json_hash(state.feature_map),
         config=state.config,
         cursor=state.cursor,
         scalars=state.scalars,
         log_positions=dict(state.log_positions),
-        files=tuple(files),
+        files=tuple(written.files),
     )
 
 
@@ -151,9 +157,15 @@ def _open_base(
     return checkpoint
 
 
+@dataclass(frozen=True)
+class _Written:
+    files: list[FileEntry]
+    non_finite_rows: dict[str, int]
+
+
 def _write_tablets(
     target: Directory, store: SnapshotSource, tables: tuple[TableConfig, ...], base: Checkpoint | None
-) -> list[FileEntry]:
+) -> _Written:
     """Files of all tablets; one tablet is read ahead while the one before it is written."""
     with ExitStack() as stack:
         work = BackgroundWork()
@@ -192,7 +204,7 @@ def _write_tablets(
         tablets.add(0, record_batch(TABLETS_SCHEMA, columns), last_tablet=len(lines) - 1)
         entries = [entry for writer in writers for entry in writer.finish()] + applied.finish() + tablets.finish()
         work.finish()
-        return entries
+        return _Written(entries, {w.table.name: w.non_finite_rows for w in writers if w.non_finite_rows})
 
 
 def _write_dense(target: Directory, dense: Mapping[str, npt.NDArray[Any]]) -> FileEntry:

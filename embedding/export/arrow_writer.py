@@ -11,8 +11,8 @@ from ..checkpoint.storage import Directory
 from .manifest import ExportedFile
 from .vectors import VECTOR_DTYPES, ExportRows, TableExport
 
-BATCH_ROWS = 1 << 18
-"""Rows are gathered into record batches of at least this size, so that a reader has few to search."""
+BATCH_BYTES = 16 << 20
+"""Rows are gathered into record batches of about this size, so that a reader has few to search."""
 
 
 def export_schema(table: TableExport) -> pa.Schema:
@@ -55,26 +55,26 @@ def erased_table(table: TableExport, erased: npt.NDArray[np.uint64]) -> pa.Table
 
 
 class RowGatherer:
-    """Gathers rows into record batches of at least BATCH_ROWS rows."""
+    """Gathers rows into record batches of at least BATCH_BYTES."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._waiting: list[pa.RecordBatch] = []
-        self._rows = 0
+        self._bytes = 0
 
     def add(self, rows: ExportRows) -> pa.Table | None:
         """The rows gathered, once there are enough."""
         if len(rows.keys):
             self._waiting.append(export_batch(self._schema, rows))
-            self._rows += len(rows.keys)
-        return self.take() if self._rows >= BATCH_ROWS else None
+            self._bytes += self._waiting[-1].nbytes
+        return self.take() if self._bytes >= BATCH_BYTES else None
 
     def take(self) -> pa.Table | None:
         """The rows gathered so far, as one chunk; None where there are none."""
         if not self._waiting:
             return None
         table = pa.Table.from_batches(self._waiting, self._schema).combine_chunks()
-        self._waiting, self._rows = [], 0
+        self._waiting, self._bytes = [], 0
         return table
 
 

@@ -97,7 +97,7 @@ def quantise(
 ) -> tuple[npt.NDArray[np.float32 | np.float16 | np.int8], npt.NDArray[np.float32] | None]:
     """Vectors in the number type `to`, and the scales (n,) for int8: value = int8 · scale, largest value ±127.
 
-    Raises: OverflowError for float16 where a finite value would become infinite.
+    Raises: OverflowError for float16 where a finite value would become infinite, and for int8 of NaN or infinity.
     """
     if to == "float32":
         return vectors, None
@@ -108,6 +108,8 @@ def quantise(
             largest = float(np.abs(vectors[np.isfinite(vectors)]).max())
             raise OverflowError(f"expected values within float16 (65504), got {largest}; export float32")
         return half, None
+    if not np.isfinite(vectors).all():
+        raise OverflowError("expected finite values for int8, got NaN or infinity; export float32")
     scales = (np.abs(vectors).max(axis=1, initial=0) / np.float32(127)).astype(np.float32)
     divisors = np.where(scales > 0, scales, np.float32(1))[:, None]
     return np.clip(np.rint(vectors / divisors), -127, 127).astype(np.int8), scales

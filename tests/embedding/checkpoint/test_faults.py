@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import resource
@@ -89,6 +90,31 @@ def test_the_store_is_told_of_a_complete_checkpoint_only(tmp_path: Path, full_st
     with pytest.raises(ValueError, match="broken"):
         write_checkpoint(tmp_path, full_store, TrainingState(step=3))
     assert seen == [True]
+
+
+@pytest.mark.parametrize("column", ["weights", "state"])
+def test_rows_that_are_not_finite_are_counted_and_warned_of_b59(tmp_path: Path, full_store, column: str) -> None:
+    tablet = full_store.tablets[5]
+    tables = dict(tablet.tables)
+    for table, bad in (("user", np.nan), ("ad/slot.1", np.inf), ("ad_slot_1", 0xFF80)):
+        values = getattr(tables[table], column).copy()
+        if values.size and not (column == "state" and bad == 0xFF80):
+            values[0, 0] = values[2, -1] = values[2, 0] = bad
+        tables[table] = dataclasses.replace(tables[table], **{column: values})
+    full_store.tablets[5] = dataclasses.replace(tablet, tables=tables)
+    with pytest.warns(RuntimeWarning, match=r"step-000000001 holds .*: 2 of table 'user'"):
+        path = write_checkpoint(tmp_path, full_store, TrainingState(step=1))
+    with open_checkpoint(path) as checkpoint:
+        counted = checkpoint.manifest.non_finite_rows
+    assert counted == ({"user": 2, "ad/slot.1": 2, "ad_slot_1": 2} if column == "weights" else {"user": 2})
+
+
+def test_values_whose_sum_overflows_are_finite(tmp_path: Path, full_store: SnapshotStore) -> None:
+    tablet = full_store.tablets[5]
+    large = dataclasses.replace(tablet.tables["user"], weights=np.full_like(tablet.tables["user"].weights, 3e38))
+    full_store.tablets[5] = dataclasses.replace(tablet, tables={**tablet.tables, "user": large})
+    with open_checkpoint(write_checkpoint(tmp_path, full_store, TrainingState(step=1))) as checkpoint:
+        assert checkpoint.manifest.non_finite_rows == {}
 
 
 def test_root_that_is_a_file_is_one_clear_error(tmp_path: Path, full_store: SnapshotStore) -> None:

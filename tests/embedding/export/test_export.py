@@ -147,6 +147,15 @@ def test_vectors_beyond_float16_are_refused_not_made_infinite(tmp_path: Path, tr
     export_tables(trained.store, tmp_path / "out", ["ad"], ExportOptions(vectors="int8"))
 
 
+def test_vectors_that_are_not_finite_have_no_int8(tmp_path: Path, trained: Trained) -> None:
+    from embershard.embedding.table_group import TableKeys
+
+    trained.store.assign(TableKeys.of("ad", np.array([5], np.uint64)), np.array([1, np.nan, 0, 0], np.float32))
+    with pytest.raises(OverflowError, match="expected finite values for int8"):
+        export_tables(trained.store, tmp_path / "out", ["ad"], ExportOptions(vectors="int8"))
+    export_tables(trained.store, tmp_path / "out", ["ad"], ExportOptions(vectors="float16"))
+
+
 def test_zero_vectors_survive_int8(tmp_path: Path, trained: Trained) -> None:
     from embershard.embedding.table_group import TableKeys
 
@@ -263,7 +272,7 @@ def test_a_newer_format_is_named(tmp_path: Path, trained: Trained) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_many_small_batches_and_an_empty_table(tmp_path: Path, trained: Trained, format: str, monkeypatch) -> None:
-    monkeypatch.setattr("embershard.embedding.export.arrow_writer.BATCH_ROWS", 7)
+    monkeypatch.setattr("embershard.embedding.export.arrow_writer.BATCH_BYTES", 200)
     from embershard.embedding.table_config import ColumnBlock, TableConfig
 
     trained.store.ensure_tables([TableConfig(name="nothing", blocks=(ColumnBlock(dim=2),))])
