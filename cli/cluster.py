@@ -59,7 +59,7 @@ def status(folder: Folder = DEFAULT_FOLDER, as_json: Json = False) -> None:
         print_json(facts)
         return
     say(f"cluster {facts['cluster']} in {folder}")
-    columns = list(facts["shards"][0])
+    columns = list(dict.fromkeys(name for row in facts["shards"] for name in row))
     say_table(columns, [[row.get(column) for column in columns] for row in facts["shards"]])
 
 
@@ -76,38 +76,41 @@ def down(folder: Folder = DEFAULT_FOLDER, as_json: Json = False) -> None:
 
 
 def _status_facts(fleet: ShardFleet) -> dict[str, Any]:
-    from ..ps_server.client import connect
+    from ..cluster.fleet_status import fleet_status
 
-    processes = {role.name: role for role in fleet.cluster.status()}
-    spec = fleet.spec()
-    store = connect(spec.shards, cluster=spec.name)
-    try:
-        shards = store.status()
-    finally:
-        store.close()
-    pulled = [int(status.pulled_keys_by_tablet.sum()) for status in shards]
+    shards = fleet_status(fleet)
+    pulled = [0 if shard.status is None else int(shard.status.pulled_keys_by_tablet.sum()) for shard in shards]
     total = max(sum(pulled), 1)
     rows = []
-    for status, keys in zip(shards, pulled, strict=True):
-        process = processes.get(f"shard-{status.shard}")
-        rows.append(
-            {
-                "shard": status.shard,
-                "pid": None if process is None else process.pid,
-                "restarts": None if process is None else process.restarts,
-                "address": status.address,
-                "durability": status.durability,
-                "uptime_seconds": round(status.uptime_seconds),
-                "rows": status.rows,
-                "row_bytes": status.row_bytes,
-                "resident_bytes": status.resident_bytes,
-                "log_bytes": status.log_bytes,
-                "pulls": status.pulls,
-                "pushes": status.pushes,
-                "duplicates": status.duplicates,
+    for shard, keys in zip(shards, pulled, strict=True):
+        row: dict[str, Any] = {
+            "shard": shard.index,
+            "state": shard.state,
+            "pid": shard.pid,
+            "restarts": shard.restarts,
+            "last_exit": shard.last_exit,
+            "address": shard.address,
+            "tablets": shard.tablets,
+        }
+        if (said := shard.status) is not None:
+            row |= {
+                "durability": said.durability,
+                "uptime_seconds": round(said.uptime_seconds),
+                "rows": said.rows,
+                "row_bytes": said.row_bytes,
+                "resident_bytes": said.resident_bytes,
+                "log_bytes": said.log_bytes,
+                "pulls": said.pulls,
+                "pushes": said.pushes,
+                "duplicates": said.duplicates,
+                "pulls_per_second": shard.pulls_per_second,
+                "pushes_per_second": shard.pushes_per_second,
+                "cpu_share": shard.cpu_share,
+                "received_bytes": said.received_bytes,
+                "sent_bytes": said.sent_bytes,
                 "load_share": keys / total,
-                "hottest_tablet": int(status.pulled_keys_by_tablet.argmax()),
-                "hottest_tablet_share": int(status.pulled_keys_by_tablet.max(initial=0)) / total,
+                "hottest_tablet": int(said.pulled_keys_by_tablet.argmax()),
+                "hottest_tablet_share": int(said.pulled_keys_by_tablet.max(initial=0)) / total,
             }
-        )
-    return {"folder": str(fleet.folder), "cluster": spec.name, "shards": rows}
+        rows.append(row)
+    return {"folder": str(fleet.folder), "cluster": fleet.spec().name, "shards": rows}

@@ -132,6 +132,7 @@ def test_cluster_goes_up_is_trained_on_looked_at_and_goes_down(job: Job, capsys:
         assert [shard["address"] for shard in status["shards"]] == up["shards"]
         assert sum(shard["rows"] for shard in status["shards"]) == facts["rows"]
         assert sum(shard["load_share"] for shard in status["shards"]) == pytest.approx(1.0)
+        assert [(shard["state"], shard["tablets"]) for shard in status["shards"]] == [("answers", 128)] * 2
         message = job.fail(capsys, "cluster", "up", "--folder", folder)
         assert "expected no cluster in" in message
         job.train(capsys, *words)
