@@ -126,6 +126,20 @@ class BlockSpec:
 
 class TableSpec:
     def __init__(self, row_type: int, stream_base: int, blocks: list[BlockSpec]) -> None: ...
+    admission: int
+    admission_count: int
+    counter_limit: int
+    admission_probability: float
+    row_limit: int
+    capacity_order: int
+    ttl_seconds: int
+    min_l2: float
+    min_score: float
+    show_weight: float
+    half_life_seconds: int
+    trainable: bool
+    unknown_table: int
+    def give_vectors(self, keys: Keys, vectors: npt.NDArray[np.float32]) -> None: ...
 
 class UpdateStep:
     def __init__(self, examples: int, step: int, now: int, lr_scale: float, unit: int, batch: int) -> None: ...
@@ -157,9 +171,20 @@ class TableGroup:
         mask: Mask,
     ) -> int: ...
     def erase(self, tables: Ids, keys: Keys, splits: Splits, mask: Mask) -> int: ...
-    def snapshot(self, tablet: int, tables: list[int], since: int | None) -> tuple[int, int, list[PartRows]]: ...
+    def expire(
+        self, tables: list[int], now: int, max_rows: int, removes: bool, cursor: tuple[int, int, int]
+    ) -> tuple[list[Keys], tuple[int, int, int]]: ...
+    def snapshot(
+        self, tablet: int, tables: list[int], since: int | None
+    ) -> tuple[int, int, int, bool, list[PartRows]]: ...
     def import_tablet(
-        self, tablet: int, tables: list[tuple[object, ...]], replace: bool, version: int, push_count: int
+        self,
+        tablet: int,
+        tables: list[tuple[object, ...]],
+        version: int,
+        push_count: int,
+        erased_since: int,
+        is_whole: bool,
     ) -> None: ...
     def drop_tablet(self, tablet: int) -> None: ...
     def cut(self, tablet: int) -> int: ...

@@ -9,23 +9,32 @@ import numpy.typing as npt
 
 from . import _native
 from .errors import DuplicateKeyError, UnknownTableError
+from .init_vectors import load_init_vectors
 from .initializers import stream_base, uniform_constants
 from .optimizers import block_state_width
-from .reference import check_import, check_same_config
+from .policies import capacity_order, row_limit
+from .reference import check_droppable, check_finite, check_import, check_same_config, check_step
+from .row_types import STORED_DTYPES
 from .table_config import (
     Adagrad,
     Adam,
     ColumnBlock,
     Constant,
     Ftrl,
+    MinCount,
+    MinL2,
     Momentum,
     Normal,
+    Probability,
     Rmsprop,
     RowwiseAdagrad,
     RowwiseAdam,
+    Score,
     TableConfig,
     TruncatedNormal,
+    Ttl,
     Uniform,
+    unknown_table,
 )
 from .table_group import (
     Absent,
@@ -41,9 +50,10 @@ from .table_group import (
 NAMED_KEYS = 16
 
 _ROW_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
-_WEIGHT_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 _ABSENT = {"initial": 0, "zeros": 1, "unseen": 2}
 _DECAY_MODES = {"none": 0, "l2": 1, "decoupled": 2}
+_ADMISSIONS = {"always": 0, "min_count": 1, "probability": 2}
+_CAPACITY_ORDERS = {None: 0, "lru": 1, "lfu": 2}
 _OPTIMIZERS = {
     "sgd": 0,
     "momentum": 1,
@@ -74,6 +84,7 @@ class NativeTableGroup:
         self._state_widths: dict[str, int] = {}
         self._id_arrays: dict[tuple[str, ...], tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]] = {}
         self._lock = threading.Lock()
+        self._cursor: tuple[str, int, int] | None = None
 
     @property
     def tablet_bits(self) -> int:
@@ -87,7 +98,17 @@ class NativeTableGroup:
             if existing is not None:
                 check_same_config(existing, config)
                 return
-            table_id = self._group.add_table(table_spec(config))
+            if config.unseen == "unknown_row":
+                self._add(unknown_table(config))
+            self._add(config)
+
+    def _add(self, config: TableConfig) -> None:
+        existing = self._configs.get(config.name)
+        if existing is not None:
+            check_same_config(existing, config)
+        else:
+            unknown = self._ids[unknown_table(config).name] if config.unseen == "unknown_row" else -1
+            table_id = self._group.add_table(table_spec(config, self._tablet_bits, unknown))
             self._ids[config.name] = table_id
             self._state_widths[config.name] = sum(block_state_width(block) for block in config.blocks)
             self._configs[config.name] = config
@@ -96,9 +117,16 @@ class NativeTableGroup:
         """See `TableGroup.drop_table`."""
         with self._lock:
             table_id = self._id(name)
-            del self._configs[name], self._ids[name], self._state_widths[name]
+            check_droppable(name, self._configs)
+            dropped = [(name, table_id)]
+            if self._configs[name].unseen == "unknown_row":
+                unknown = unknown_table(self._configs[name]).name
+                dropped.append((unknown, self._ids[unknown]))
             self._id_arrays = {}
-            self._group.drop_table(table_id)
+            self._cursor = None
+            for table, native_id in dropped:
+                del self._configs[table], self._ids[table], self._state_widths[table]
+                self._group.drop_table(native_id)
 
     def tables(self) -> tuple[TableConfig, ...]:
         """See `TableGroup.tables`."""
@@ -131,6 +159,7 @@ class NativeTableGroup:
         tablets: npt.NDArray[np.bool_] | None = None,
     ) -> UpdateReport:
         """See `TableGroup.apply_gradients`."""
+        check_step(step)
         ids, _ = self._ids_of(request.tables)
         native_step = _native.UpdateStep(step.examples, step.step, step.now, step.lr_scale, step.unit, step.batch)
         try:
@@ -155,6 +184,7 @@ class NativeTableGroup:
         tablets: npt.NDArray[np.bool_] | None = None,
     ) -> int:
         """See `TableGroup.assign`."""
+        check_finite(weights)
         ids, _ = self._ids_of(request.tables)
         try:
             return self._group.assign(ids, request.keys, request.splits, weights, state, if_absent, now, tablets)
@@ -171,20 +201,44 @@ class NativeTableGroup:
 
     def evict(self, now: int, max_rows: int | None = None) -> dict[str, int]:
         """See `TableGroup.evict`."""
-        return dict.fromkeys(self._configs, 0)
+        removed = {name: len(keys) for name, keys in self._expire(now, max_rows, removes=True).items()}
+        return {name: removed.get(name, 0) for name in self._configs}
+
+    def expired(self, now: int, max_rows: int | None = None) -> TableKeys:
+        """See `TableGroup.expired`."""
+        return TableKeys.concat({name: keys for name, keys in self._expire(now, max_rows).items() if len(keys)})
+
+    def _expire(self, now: int, max_rows: int | None, *, removes: bool = False) -> dict[str, npt.NDArray[np.uint64]]:
+        with self._lock:
+            names = list(self._ids)
+            start = (0, 0, 0)
+            if self._cursor is not None and self._cursor[0] in self._ids:
+                start = (names.index(self._cursor[0]), *self._cursor[1:])
+            budget = 1 << 62 if max_rows is None else max_rows
+            keys, (table, tablet, key_hash) = self._group.expire(list(self._ids.values()), now, budget, removes, start)
+            self._cursor = (names[table], tablet, key_hash) if (table, tablet, key_hash) != (0, 0, 0) else None
+            return dict(zip(names, keys, strict=True))
 
     def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
         """See `TableGroup.snapshot`."""
         with self._lock:
             configs = tuple(self._configs.values())
-            version, push_count, parts = self._group.snapshot(
+            version, push_count, erased_since, is_whole, parts = self._group.snapshot(
                 tablet, [self._ids[config.name] for config in configs], since_version
             )
         tables = {
             config.name: _table_rows(config, self._state_widths[config.name], part)
             for config, part in zip(configs, parts, strict=True)
         }
-        return TabletSnapshot(tablet, self._tablet_bits, version, since_version, push_count, tables)
+        return TabletSnapshot(
+            tablet=tablet,
+            tablet_bits=self._tablet_bits,
+            version=version,
+            since_version=None if is_whole else since_version,
+            push_count=push_count,
+            tables=tables,
+            erased_since=erased_since,
+        )
 
     def import_tablet(self, snapshot: TabletSnapshot) -> None:
         """See `TableGroup.import_tablet`."""
@@ -207,7 +261,12 @@ class NativeTableGroup:
                 for name, rows in snapshot.tables.items()
             ]
             self._group.import_tablet(
-                snapshot.tablet, parts, snapshot.since_version is None, snapshot.version, snapshot.push_count
+                snapshot.tablet,
+                parts,
+                snapshot.version,
+                snapshot.push_count,
+                snapshot.erased_since,
+                snapshot.since_version is None,
             )
 
     def drop_tablet(self, tablet: int) -> None:
@@ -252,11 +311,30 @@ class NativeTableGroup:
         return self._configs[name].dim, self._state_widths[name], self._configs[name].dtype
 
 
-def table_spec(config: TableConfig) -> _native.TableSpec:
-    """The table's configuration as the native core takes it."""
-    return _native.TableSpec(
-        _ROW_TYPES[config.dtype], stream_base(config), [_block_spec(block) for block in config.blocks]
-    )
+def table_spec(config: TableConfig, tablet_bits: int, unknown: int = -1) -> _native.TableSpec:
+    """The table's configuration as the native core takes it. unknown: id of the table of its unknown rows, or -1."""
+    blocks = [_block_spec(block) for block in config.blocks]
+    spec = _native.TableSpec(_ROW_TYPES[config.dtype], stream_base(config), blocks)
+    spec.row_limit = row_limit(config, tablet_bits) or 0
+    spec.capacity_order = _CAPACITY_ORDERS[capacity_order(config)]
+    spec.trainable, spec.unknown_table = config.trainable, unknown
+    admission = config.admission
+    spec.admission = _ADMISSIONS[admission.kind]
+    if isinstance(admission, MinCount):
+        spec.admission_count, spec.counter_limit = admission.count, admission.counter_capacity
+    elif isinstance(admission, Probability):
+        spec.admission_probability = admission.p
+    for policy in config.eviction:
+        if isinstance(policy, Ttl):
+            spec.ttl_seconds = policy.ttl_seconds
+        elif isinstance(policy, MinL2):
+            spec.min_l2 = policy.min_l2
+        elif isinstance(policy, Score):
+            spec.min_score, spec.show_weight = policy.min_score, policy.show_weight
+            spec.half_life_seconds = policy.half_life_seconds
+    given = load_init_vectors(config)
+    spec.give_vectors(given.keys, given.vectors.reshape(-1))
+    return spec
 
 
 def _block_spec(block: ColumnBlock) -> _native.BlockSpec:
@@ -309,7 +387,7 @@ def _table_rows(config: TableConfig, state_width: int, part: _native.PartRows) -
     n = len(keys)
     return TableRows(
         keys=keys,
-        weights=weights.view(_WEIGHT_DTYPES[config.dtype]).reshape(n, config.dim),
+        weights=weights.view(STORED_DTYPES[config.dtype]).reshape(n, config.dim),
         state=state.reshape(n, state_width),
         count=count,
         touched_at=touched_at,

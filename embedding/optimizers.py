@@ -75,7 +75,8 @@ def initial_state(block: ColumnBlock, w: F32) -> F32:
 
 def scaled_gradients(block: ColumnBlock, g: F32, step: UpdateStep) -> F32:
     """Gradients of the batch loss the optimizer sees: `sum` multiplies the mean's gradient by the examples."""
-    return g * np.float32(step.examples) if block.optimizer.gradient == "sum" else g
+    with np.errstate(over="ignore", invalid="ignore"):
+        return g * np.float32(step.examples) if block.optimizer.gradient == "sum" else g
 
 
 def is_refused(g: F32) -> npt.NDArray[np.bool_]:

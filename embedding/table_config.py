@@ -96,6 +96,13 @@ class _Optimizer(_Policy):
         return self
 
 
+def _sum_beside_an_accumulator(data: object) -> object:
+    """`gradient` is `sum` unless given where the accumulator starts above 0: it is on the scale of single examples."""
+    if isinstance(data, dict) and data.get("initial_accumulator") and "gradient" not in data:
+        return {**data, "gradient": "sum"}
+    return data
+
+
 class Sgd(_Optimizer):
     """w −= lr·g."""
 
@@ -120,6 +127,11 @@ class Adagrad(_Optimizer):
     eps: float = Field(default=1e-8, ge=0)
     initial_accumulator: float = Field(default=0.0, ge=0)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_gradient(cls, data: object) -> object:
+        return _sum_beside_an_accumulator(data)
+
 
 class RowwiseAdagrad(_Optimizer):
     """a += mean(g²) over the block; w −= lr·g / (√a + eps). FBGEMM exact_rowwise_adagrad."""
@@ -128,6 +140,11 @@ class RowwiseAdagrad(_Optimizer):
     lr: float = Field(default=0.02, gt=0)
     eps: float = Field(default=1e-8, ge=0)
     initial_accumulator: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_gradient(cls, data: object) -> object:
+        return _sum_beside_an_accumulator(data)
 
 
 class Adam(_Optimizer):
@@ -199,7 +216,11 @@ class AlwaysAdmit(_Policy):
 
 
 class MinCount(_Policy):
-    """A key gets its row when it has occurred `count` times; counters are held for at most `counter_capacity` keys."""
+    """A key gets its row when it has occurred `count` times; its row's `count` includes the times before.
+
+    counter_capacity: keys that are counted at most, shared out over the tablets. A full tablet halves all its counters
+                      and forgets those at 0; keys that still find no room are not counted in that push.
+    """
 
     kind: Literal["min_count"] = "min_count"
     count: int = Field(ge=1)
@@ -207,7 +228,10 @@ class MinCount(_Policy):
 
 
 class Probability(_Policy):
-    """Each occurrence admits the key with probability `p`, decided by a hash of (seed, table, key, unit, batch)."""
+    """Each occurrence admits the key with probability `p`: c occurrences in a push with 1 − (1 − p)^c.
+
+    Decided by a hash of (seed, key space, key, unit, batch): the same again on a replay, another throw in each batch.
+    """
 
     kind: Literal["probability"] = "probability"
     p: float = Field(gt=0, le=1)
@@ -217,14 +241,18 @@ Admission = Annotated[AlwaysAdmit | MinCount | Probability, Field(discriminator=
 
 
 class Ttl(_Policy):
-    """Rows not touched for `ttl_seconds` (by the pushes' own clock) leave."""
+    """Rows last touched `ttl_seconds` ago or earlier (by the pushes' own clock) leave at `evict`."""
 
     kind: Literal["ttl"] = "ttl"
     ttl_seconds: int = Field(ge=1)
 
 
 class Capacity(_Policy):
-    """At most `capacity_rows` rows, shared out over the tablets; the least recent or least counted leave first."""
+    """At most `capacity_rows` rows, shared out over the tablets; a push into a full tablet makes room.
+
+    The rows that leave are those the push does not touch, the least recently touched (lru) or least counted (lfu)
+    first, ties by key; an eighth of the tablet's share at once. New keys that still find no room are refused.
+    """
 
     kind: Literal["capacity"] = "capacity"
     capacity_rows: int = Field(ge=1)
@@ -232,14 +260,17 @@ class Capacity(_Policy):
 
 
 class MinL2(_Policy):
-    """Rows whose weight norm is below `min_l2` leave."""
+    """Rows whose weight norm is below `min_l2` leave at `evict`."""
 
     kind: Literal["min_l2"] = "min_l2"
     min_l2: float = Field(gt=0)
 
 
 class Score(_Policy):
-    """Rows whose show/click score, halved every `half_life_seconds`, is below `min_score` leave."""
+    """Rows whose score is below `min_score` leave at `evict`.
+
+    score = show_weight · count, halved for every `half_life_seconds` since the row was last touched.
+    """
 
     kind: Literal["score"] = "score"
     min_score: float = Field(gt=0)
@@ -268,7 +299,10 @@ class TableConfig(_Policy):
     key_space: namespace (salt) of the keys; the table's name unless given, and kept when the table is renamed.
     dtype:     storage of the weights; optimizer state is float32 always.
     unseen:    what evaluation and serving read for a key without a row: zeros, or a trained row of its own.
-    init_from: file of (key | id, vector) that new rows start from before the initializer.
+               `unknown_row` is trained by the gradients of keys that are not admitted (see `unknown_table`).
+    init_from: Parquet or Arrow file of (key | id, vector) whose keys start there instead of at the initializer.
+    trainable: False: pushes leave the table as it is.
+    memory_limit_bytes: new keys are refused (over_limit) where a tablet's share of it is full; see policies.row_limit.
     """
 
     name: str = Field(pattern=NAME_PATTERN)
@@ -297,9 +331,40 @@ class TableConfig(_Policy):
             raise ValueError(f"expected distinct block names, got {names}")
         if self.dim > MAX_DIM:
             raise ValueError(f"expected at most {MAX_DIM} weights a row, got {self.dim}")
+        if self.unseen == "unknown_row" and self.admission.kind == "always":
+            raise ValueError("expected admission min_count or probability with unseen unknown_row, got always")
+        kinds = [policy.kind for policy in self.eviction]
+        if len(set(kinds)) != len(kinds):
+            raise ValueError(f"expected each eviction policy once, got {kinds}")
         return self
 
     @property
     def dim(self) -> int:
         """`D`: weights a row, over all blocks."""
         return sum(block.dim for block in self.blocks)
+
+
+def unknown_table(config: TableConfig) -> TableConfig:
+    """The companion table that holds the trained unknown rows of `config`: one row a tablet, under `unknown_key`.
+
+    One a tablet, so that a push to one tablet touches no row of another. They start at zeros.
+    """
+    blocks = tuple(block.model_copy(update={"initializer": Zeros()}) for block in config.blocks)
+    return TableConfig(
+        name=f"{config.name}/unknown",
+        key_space=config.key_space,
+        blocks=blocks,
+        dtype=config.dtype,
+        seed=config.seed,
+        trainable=config.trainable,
+    )
+
+
+def unknown_key(tablet: int, tablet_bits: int) -> int:
+    """Key of the tablet's unknown row: the first key of the tablet."""
+    return tablet << (64 - tablet_bits) if tablet_bits else 0
+
+
+def share(total: int, tablet: int, tablet_bits: int) -> int:
+    """The tablet's share of `total`; the first tablets take the remainder."""
+    return total // (1 << tablet_bits) + (tablet < total % (1 << tablet_bits))

@@ -215,8 +215,14 @@ class TableGroup(Protocol):
     def erase(self, request: TableKeys, tablets: npt.NDArray[np.bool_] | None = None) -> int:
         """Number of rows removed; absent keys are ignored."""
 
+    def expired(self, now: int, max_rows: int | None = None) -> TableKeys:
+        """Keys that `evict` would remove, ascending a table; nothing is removed.
+
+        Looks at no more than `max_rows` rows and goes on there at the next call, starting again after the last tablet
+        of the last table. A shard logs the erasure of these keys, so that a replay decides nothing."""
+
     def evict(self, now: int, max_rows: int | None = None) -> dict[str, int]:
-        """Rows removed per table by its eviction policies, looking at no more than `max_rows` rows in this call."""
+        """Rows removed per table by ttl, min_l2 and score: erases what `expired` finds."""
 
     def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
         """Consistent copy of one tablet: whole, or rows with version > `since_version` and keys erased since."""

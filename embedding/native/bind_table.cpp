@@ -108,6 +108,21 @@ class BoundTableGroup {
     return group_.erase(request, tablets);
   }
 
+  // Expired keys per table, and the next cursor (position in `tables`, tablet, hash).
+  nb::tuple expire(const std::vector<int32_t>& tables, uint32_t now, uint64_t max_rows, bool removes,
+                   const std::tuple<size_t, size_t, uint64_t>& cursor) {
+    for (int32_t table : tables) check_table(table);
+    ExpiryCursor at{std::get<0>(cursor), std::get<1>(cursor), std::get<2>(cursor)};
+    std::vector<std::vector<uint64_t>> expired;
+    {
+      nb::gil_scoped_release release;
+      expired = group_.expire(tables, now, max_rows, removes, at);
+    }
+    nb::list keys;
+    for (auto& of_table : expired) keys.append(to_numpy(std::move(of_table)));
+    return nb::make_tuple(keys, nb::make_tuple(at.table, at.tablet, at.hash));
+  }
+
   nb::tuple snapshot(size_t tablet, const std::vector<int32_t>& tables, std::optional<uint32_t> since) {
     check_tablet(tablet);
     std::vector<TableRows> parts;
@@ -124,11 +139,12 @@ class BoundTableGroup {
                                  to_numpy(std::move(part.admission_counts)), to_numpy(std::move(part.erased_keys)),
                                  to_numpy(std::move(part.erased_versions))));
     }
-    return nb::make_tuple(state.version, state.push_count, rows);
+    return nb::make_tuple(state.version, state.push_count, state.erased_since, state.is_whole, rows);
   }
 
   // `tables`: (id, keys, weights as bytes, state, count, touched_at, version, admission keys, counts, erased keys, versions) each.
-  void import_tablet(size_t tablet, const nb::list& tables, bool replace, uint32_t version, uint64_t push_count) {
+  void import_tablet(size_t tablet, const nb::list& tables, uint32_t version, uint64_t push_count, uint32_t erased_since,
+                     bool is_whole) {
     check_tablet(tablet);
     std::vector<TableRowsView> views;
     std::vector<nb::object> held;
@@ -160,7 +176,7 @@ class BoundTableGroup {
                                     erased_keys.data(), erased_versions.data()});
     }
     nb::gil_scoped_release release;
-    group_.import_tablet(tablet, views, replace, TabletState{version, push_count});
+    group_.import_tablet(tablet, views, TabletState{version, push_count, erased_since, is_whole});
   }
 
   void drop_tablet(size_t tablet) {
@@ -342,7 +358,27 @@ void bind_specs(nb::module_& m) {
            [](TableSpec* self, int row_type, uint64_t stream_base, const std::vector<BlockSpec>& blocks) {
              new (self) TableSpec(make_spec(row_type, stream_base, blocks));
            },
-           "row_type"_a, "stream_base"_a, "blocks"_a);
+           "row_type"_a, "stream_base"_a, "blocks"_a)
+      .def_rw("admission_count", &TableSpec::admission_count)
+      .def_rw("counter_limit", &TableSpec::counter_limit)
+      .def_rw("admission_probability", &TableSpec::admission_probability)
+      .def_rw("row_limit", &TableSpec::row_limit)
+      .def_rw("ttl_seconds", &TableSpec::ttl_seconds)
+      .def_rw("min_l2", &TableSpec::min_l2)
+      .def_rw("min_score", &TableSpec::min_score)
+      .def_rw("show_weight", &TableSpec::show_weight)
+      .def_rw("half_life_seconds", &TableSpec::half_life_seconds)
+      .def_rw("trainable", &TableSpec::trainable)
+      .def_rw("unknown_table", &TableSpec::unknown_table)
+      .def_prop_rw("admission", [](const TableSpec& spec) { return static_cast<int>(spec.admission); },
+                   [](TableSpec& spec, int value) { spec.admission = static_cast<AdmissionKind>(value); })
+      .def_prop_rw("capacity_order", [](const TableSpec& spec) { return static_cast<int>(spec.capacity_order); },
+                   [](TableSpec& spec, int value) { spec.capacity_order = static_cast<CapacityOrder>(value); })
+      .def("give_vectors", [](TableSpec& spec, const Vector<const uint64_t>& keys, const Vector<const float>& vectors) {
+        expect_length("vectors", keys.size() * spec.dim, vectors.size());
+        spec.init_keys.assign(keys.data(), keys.data() + keys.size());
+        spec.init_vectors.assign(vectors.data(), vectors.data() + vectors.size());
+      });
   nb::class_<UpdateStep>(m, "UpdateStep")
       .def("__init__",
            [](UpdateStep* self, uint32_t examples, int64_t step, uint32_t now, float lr_scale, uint64_t unit, uint64_t batch) {
@@ -375,8 +411,9 @@ void bind_table(nb::module_& m) {
       .def("erase", &BoundTableGroup::erase, "tables"_a.noconvert(), "keys"_a.noconvert(), "splits"_a.noconvert(),
            "mask"_a.noconvert().none())
       .def("snapshot", &BoundTableGroup::snapshot, "tablet"_a, "tables"_a, "since"_a.none())
-      .def("import_tablet", &BoundTableGroup::import_tablet, "tablet"_a, "tables"_a, "replace"_a, "version"_a,
-           "push_count"_a)
+      .def("import_tablet", &BoundTableGroup::import_tablet, "tablet"_a, "tables"_a, "version"_a,
+           "push_count"_a, "erased_since"_a, "is_whole"_a)
+      .def("expire", &BoundTableGroup::expire, "tables"_a, "now"_a, "max_rows"_a, "removes"_a, "cursor"_a)
       .def("drop_tablet", &BoundTableGroup::drop_tablet, "tablet"_a)
       .def("cut", &BoundTableGroup::cut, "tablet"_a)
       .def("version", &BoundTableGroup::version, "tablet"_a)

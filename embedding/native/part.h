@@ -7,6 +7,7 @@
 // between are marked as passed. 3. homes ascend with the key's hash, so buckets are nearly in hash order.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -97,13 +98,48 @@ class alignas(64) Part {
     }
   }
 
+  // visit(key, row) in order of `index_hash`, from `hash` on, for at most `budget` keys, which is reduced.
+  // True with `hash` at the next key if there are more.
+  template <typename Visit>
+  bool for_each_by_hash(uint64_t& hash, uint64_t& budget, Visit visit) const {
+    struct Entry {
+      uint64_t hash, key;
+      uint32_t row;
+    };
+    std::vector<Entry> entries;
+    if (rows_ == 0) return false;
+    for (uint32_t home = home_of(hash, bucket_count_); home < bucket_count_; ++home) {
+      entries.clear();
+      uint32_t at = home;
+      for (uint32_t looked = 0; looked < bucket_count_; ++looked) {
+        const Bucket& bucket = buckets_[at];
+        for (uint32_t slot = 0; slot < bucket.taken; ++slot) {
+          const uint64_t key_hash = index_hash(bucket.keys[slot]);
+          if (key_hash >= hash && home_of(key_hash, bucket_count_) == home) {
+            entries.push_back({key_hash, bucket.keys[slot], bucket.rows[slot]});
+          }
+        }
+        if (!bucket.is_passed) break;
+        at = after(at);
+      }
+      std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.hash < b.hash; });
+      for (const Entry& entry : entries) {
+        if (budget == 0) {
+          hash = entry.hash;
+          return true;
+        }
+        --budget;
+        visit(entry.key, entry.row);
+      }
+    }
+    return false;
+  }
+
   size_t index_bytes() const { return size_t{bucket_count_} * sizeof(Bucket) + runs_.capacity() * sizeof(RowRun); }
   size_t slots() const { return size_t{bucket_count_} * kBucketSlots; }
   uint32_t bucket_count() const { return bucket_count_; }
 
  private:
-  friend class HashOrderedScan;
-
   static uint32_t home_of(uint64_t hash, uint32_t bucket_count) {
     return static_cast<uint32_t>(((hash >> 32) * bucket_count) >> 32);
   }

@@ -32,6 +32,7 @@ Table::Table(TableSpec table_spec, size_t tablets, const Kernels& kernels)
     }
     corrections_.push_back(std::move(corrections));
   }
+  for (size_t i = 0; i < spec.init_keys.size(); ++i) given_.set(spec.init_keys[i], static_cast<uint32_t>(i));
 }
 
 Table::~Table() = default;
@@ -39,6 +40,10 @@ Table::~Table() = default;
 uint64_t Table::stream(uint64_t key) const { return mix64(key ^ spec.stream_base); }
 
 void Table::draw(uint64_t key, float* weights) const {
+  if (const float* given = given_vector(key)) {
+    std::memcpy(weights, given, spec.dim * sizeof(float));
+    return;
+  }
   const uint64_t key_stream = stream(key);
   for (const BlockSpec& block : spec.blocks) kernels_.draw_block(block, key_stream, weights + block.column);
 }

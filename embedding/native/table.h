@@ -28,8 +28,14 @@ class Table {
   bool is_float32() const { return spec.row_type == RowType::float32; }
 
   uint64_t stream(uint64_t key) const;
-  // Initial weights of `key`, before rounding to the row type.
+  // Initial weights of `key`, before rounding to the row type: its given vector, or the initializers' draw.
   void draw(uint64_t key, float* weights) const;
+  // The vector given for `key`, or nullptr.
+  const float* given_vector(uint64_t key) const {
+    const uint32_t* at = given_.find(key);
+    return at == nullptr ? nullptr : spec.init_vectors.data() + size_t{*at} * spec.dim;
+  }
+  float sum_of_squares(const float* weights) const { return kernels_.sum_of_squares(weights, spec.dim); }
   // The weights as float32.
   void read(uint32_t row, float* weights) const;
 
@@ -52,6 +58,7 @@ class Table {
  private:
   const Kernels& kernels_;
   std::vector<std::vector<float>> corrections_;  // per block, by step
+  KeyMap given_;                                 // key → number of its given vector
 };
 
 inline uint32_t saturating_add(uint32_t a, uint32_t b) {

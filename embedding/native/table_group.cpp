@@ -48,6 +48,7 @@ struct TableGroup::Partition {
   std::vector<uint32_t> order;     // position in the request
   std::vector<uint64_t> keys;
   std::vector<uint8_t> touched;    // per tablet, whether a key of it is wanted
+  std::vector<uint8_t> skipped;    // per entry, whether a policy holds it back; empty if no table has one
 
   size_t groups() const { return size_t{1} << group_bits; }
 };
@@ -106,6 +107,14 @@ int32_t TableGroup::add_table(TableSpec spec) {
 void TableGroup::drop_table(int32_t table) {
   std::unique_lock structure(structure_);
   tables_[static_cast<size_t>(table)].reset();
+}
+
+void TableGroup::require(const int32_t* tables, size_t count) const {
+  for (size_t t = 0; t < count; ++t) {
+    if (tables_[static_cast<size_t>(tables[t])] == nullptr) {
+      throw std::invalid_argument("expected a table that is there, got one that was dropped");
+    }
+  }
 }
 
 void TableGroup::partition(const Request& request, const bool* mask, Partition& partition) const {
@@ -267,10 +276,8 @@ class TableGroup::Lookup {
         } else {
           group_.kernels_.widen(table.spec.row_type, reinterpret_cast<const uint16_t*>(stage.rows[i]), table.dim(), out);
         }
-      } else if (absent_ == AbsentRows::initial) {
-        table.draw(request_.keys[stage.first + i], out);
       } else {
-        std::memset(out, 0, dim * sizeof(float));
+        group_.absent_row(table, request_.keys[stage.first + i], absent_, out);
       }
     }
   }
@@ -283,8 +290,26 @@ class TableGroup::Lookup {
   size_t next_ = 0, end_ = 0, table_ = 0;
 };
 
+void TableGroup::absent_row(const Table& table, uint64_t key, AbsentRows absent, float* out) const {
+  if (absent == AbsentRows::initial && table.spec.admission == AdmissionKind::always) {
+    table.draw(key, out);
+    return;
+  }
+  std::memset(out, 0, table.dim() * sizeof(float));
+  if (absent == AbsentRows::zeros) return;
+  if (const float* given = table.given_vector(key)) {
+    std::memcpy(out, given, table.dim() * sizeof(float));
+  } else if (table.spec.unknown_table >= 0) {
+    const Table& unknown = this->table(table.spec.unknown_table);
+    const size_t tablet = tablet_of(key);
+    const uint32_t row = unknown.parts[tablet].find(first_key(tablet, tablet_bits_));
+    if (row != kNoRow) unknown.read(row, out);
+  }
+}
+
 void TableGroup::lookup(const Request& request, AbsentRows absent, float* out) {
   std::shared_lock structure(structure_);
+  require(request.tables, request.table_count);
   check_unique(request);
   Scratch& mine = scratch();
   mine.offsets.assign(request.table_count + 1, 0);
@@ -324,7 +349,7 @@ void TableGroup::lookup(const Request& request, AbsentRows absent, float* out) {
 // Updates the keys of a range of tablets, whose locks are held alone, in three overlapping stages.
 class TableGroup::Push {
  public:
-  Push(TableGroup& group, const Request& request, const Partition& partition, const float* gradients,
+  Push(TableGroup& group, const Request& request, Partition& partition, const float* gradients,
        const uint32_t* occurrences, const UpdateStep& step, const size_t* offsets,
        const std::vector<std::vector<BlockPlan>>& plans, UpdateReport& report)
       : group_(group),
@@ -339,8 +364,23 @@ class TableGroup::Push {
     uint32_t widest = 0;
     for (size_t t = 0; t < request.table_count; ++t) widest = std::max(widest, group.table(request.tables[t]).dim());
     std::vector<float>& row = scratch().row;
-    if (row.size() < size_t{2} * widest) row.resize(size_t{2} * widest);
+    if (row.size() < size_t{3} * widest) row.resize(size_t{3} * widest);
     row_ = row.data();
+    for (size_t t = 0; t < request.table_count; ++t) {
+      const TableSpec& spec = group.table(request.tables[t]).spec;
+      unknown_plans_.push_back(spec.unknown_table < 0 ? std::vector<BlockPlan>{} : group.table(spec.unknown_table).plan(step));
+    }
+  }
+
+  // Decides about the keys of tables with policies among entries [begin, end), before `run`.
+  void plan(size_t begin, size_t end) {
+    const uint32_t* order = partition_.order.data();
+    for (size_t t = 0; begin < end; ++t) {
+      const auto stop = static_cast<size_t>(
+          std::lower_bound(order + begin, order + end, static_cast<uint32_t>(request_.splits[t + 1])) - order);
+      if (needs_plan(group_.table(request_.tables[t]).spec)) plan_table(t, begin, stop);
+      begin = stop;
+    }
   }
 
   // Entries [begin, end) of the partition.
@@ -368,6 +408,39 @@ class TableGroup::Push {
     const Bucket* buckets[kGroup];
     uint32_t rows[kGroup];
   };
+
+  void plan_table(size_t table_index, size_t begin, size_t end) {
+    Table& table = group_.table(request_.tables[table_index]);
+    if (!table.spec.trainable) {
+      std::fill(partition_.skipped.begin() + static_cast<std::ptrdiff_t>(begin),
+                partition_.skipped.begin() + static_cast<std::ptrdiff_t>(end), uint8_t{1});
+      return;
+    }
+    std::vector<std::pair<uint64_t, size_t>> sorted;  // tablets lie side by side in key order
+    for (size_t entry = begin; entry < end; ++entry) sorted.emplace_back(partition_.keys[entry], entry);
+    std::sort(sorted.begin(), sorted.end());
+    std::vector<PlannedKey> keys;
+    for (size_t i = 0; i < sorted.size();) {
+      const size_t tablet = group_.tablet_of(sorted[i].first);
+      keys.clear();
+      for (; i < sorted.size() && group_.tablet_of(sorted[i].first) == tablet; ++i) {
+        const float* row_gradient = gradient(sorted[i].second, table_index);
+        if (!table.accepts(plans_[table_index], row_gradient)) continue;
+        keys.push_back({sorted[i].first, sorted[i].second, row_gradient, occurrences_[partition_.order[sorted[i].second]], 0, false});
+      }
+      const int32_t unknown = table.spec.unknown_table;
+      const PlannedPart planned = {table, table.parts[tablet], tablet, group_.tablet_bits_, group_.tablets_[tablet].version,
+                                   step_, unknown < 0 ? nullptr : &group_.table(unknown), &unknown_plans_[table_index], row_};
+      const PartPlan plan = plan_part(planned, keys);
+      if (plan.evicted != 0) group_.trim_erased_of(table.parts[tablet], tablet);
+      for (const PlannedKey& key : keys) partition_.skipped[key.entry] = key.is_skipped;
+      TableUpdate& report = report_.tables[table_index];
+      report.created += plan.created;
+      report.not_admitted += plan.not_admitted;
+      report.over_limit += plan.over_limit;
+      report.evicted += plan.evicted;
+    }
+  }
 
   const float* gradient(size_t entry, size_t table_index) const {
     const size_t i = partition_.order[entry];
@@ -439,6 +512,7 @@ class TableGroup::Push {
       TableUpdate& report = report_.tables[table_index];
       const std::vector<BlockPlan>& plan = plans_[table_index];
       const float* row_gradient = gradient(stage.first + i, table_index);
+      if (!partition_.skipped.empty() && partition_.skipped[stage.first + i]) continue;
       const uint64_t key = partition_.keys[stage.first + i];
       uint32_t row = stage.rows[i];
       if (row == kNoRow && table.accepts(plan, row_gradient)) {
@@ -458,13 +532,14 @@ class TableGroup::Push {
 
   TableGroup& group_;
   const Request& request_;
-  const Partition& partition_;
+  Partition& partition_;
   const float* gradients_;
   const uint32_t* occurrences_;
   const UpdateStep& step_;
   const size_t* offsets_;
   const std::vector<std::vector<BlockPlan>>& plans_;
   UpdateReport& report_;
+  std::vector<std::vector<BlockPlan>> unknown_plans_;
   float* row_;
   size_t next_ = 0, end_ = 0, table_ = 0, previous_ = 0;
 };
@@ -472,6 +547,7 @@ class TableGroup::Push {
 UpdateReport TableGroup::apply_gradients(const Request& request, const float* gradients, const uint32_t* occurrences,
                                          const UpdateStep& step, const bool* mask) {
   std::shared_lock structure(structure_);
+  require(request.tables, request.table_count);
   Scratch& mine = scratch();
   Partition& parted = mine.partition;
   partition(request, mask, parted);
@@ -488,6 +564,9 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const float* gr
     mine.offsets[t + 1] = mine.offsets[t] + static_cast<size_t>(request.splits[t + 1] - request.splits[t]) * used.dim();
   }
   const size_t* offsets = mine.offsets.data();
+  const bool any_plan = std::any_of(request.tables, request.tables + request.table_count,
+                                    [&](int32_t id) { return needs_plan(table(id).spec); });
+  parted.skipped.assign(any_plan ? request.size() : 0, 0);
   UpdateReport total;
   total.tables.resize(request.table_count);
   total.refused_keys.resize(request.table_count);
@@ -509,6 +588,7 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const float* gr
         locks.add(tablet);
         ++tablets_[tablet].push_count;
       }
+      if (!parted.skipped.empty()) push.plan(parted.starts[group], parted.starts[group + 1]);
       push.run(parted.starts[group], parted.starts[group + 1]);
       locks.release();
     }
@@ -539,6 +619,7 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const float* gr
 int64_t TableGroup::assign(const Request& request, const float* weights, const float* state, bool if_absent, uint32_t now,
                            const bool* mask) {
   std::shared_lock structure(structure_);
+  require(request.tables, request.table_count);
   check_unique(request);
   int64_t done = 0;
   size_t weight_offset = 0, state_offset = 0;
@@ -573,23 +654,62 @@ int64_t TableGroup::assign(const Request& request, const float* weights, const f
 
 int64_t TableGroup::erase(const Request& request, const bool* mask) {
   std::shared_lock structure(structure_);
+  require(request.tables, request.table_count);
   check_unique(request);
   int64_t done = 0;
+  std::vector<std::pair<uint64_t, size_t>> sorted;  // (key, table), so tablet after tablet
   for (size_t t = 0; t < request.table_count; ++t) {
-    Table& used = table(request.tables[t]);
     for (int64_t i = request.splits[t]; i < request.splits[t + 1]; ++i) {
-      const uint64_t key = request.keys[i];
-      const size_t tablet = tablet_of(key);
-      if (mask != nullptr && !mask[tablet]) continue;
-      LockedTablets lock(tablets_.get(), false);
-      lock.add(tablet);
-      Part& part = used.parts[tablet];
-      if (part.erase(key, used.store) == kNoRow) continue;
-      part.extras().erased.set(key, tablets_[tablet].version);
-      ++done;
+      if (mask == nullptr || mask[tablet_of(request.keys[i])]) sorted.emplace_back(request.keys[i], t);
     }
   }
+  std::sort(sorted.begin(), sorted.end());
+  for (size_t i = 0; i < sorted.size();) {
+    const size_t tablet = tablet_of(sorted[i].first);
+    LockedTablets lock(tablets_.get(), false);
+    lock.add(tablet);
+    for (; i < sorted.size() && tablet_of(sorted[i].first) == tablet; ++i) {
+      Table& used = table(request.tables[sorted[i].second]);
+      done += remove_row(used, used.parts[tablet], sorted[i].first, tablets_[tablet].version);
+    }
+    for (size_t t = 0; t < request.table_count; ++t) trim_erased_of(table(request.tables[t]).parts[tablet], tablet);
+  }
   return done;
+}
+
+std::vector<std::vector<uint64_t>> TableGroup::expire(const std::vector<int32_t>& ids, uint32_t now, uint64_t max_rows,
+                                                      bool removes, ExpiryCursor& cursor) {
+  std::shared_lock structure(structure_);
+  require(ids.data(), ids.size());
+  std::vector<std::vector<uint64_t>> expired(ids.size());
+  std::vector<float> row_scratch;
+  for (; cursor.table < ids.size(); cursor = {cursor.table + 1, 0, 0}) {
+    Table& used = table(ids[cursor.table]);
+    if (!evicts_by_age_or_value(used.spec)) continue;
+    row_scratch.resize(used.dim());
+    for (; cursor.tablet < tablets(); ++cursor.tablet, cursor.hash = 0) {
+      Part& part = used.parts[cursor.tablet];
+      std::vector<uint64_t> leaving;
+      LockedTablets lock(tablets_.get(), !removes);
+      lock.add(cursor.tablet);
+      const bool more = part.for_each_by_hash(cursor.hash, max_rows, [&](uint64_t key, uint32_t row) {
+        if (is_expired(used, row, now, row_scratch.data())) leaving.push_back(key);
+      });
+      if (removes) {
+        for (uint64_t key : leaving) remove_row(used, part, key, tablets_[cursor.tablet].version);
+        if (!leaving.empty()) trim_erased_of(part, cursor.tablet);
+      }
+      auto& all = expired[cursor.table];
+      all.insert(all.end(), leaving.begin(), leaving.end());
+      if (more) {
+        for (auto& keys : expired) std::sort(keys.begin(), keys.end());
+        return expired;
+      }
+    }
+  }
+  cursor = {};
+  for (auto& keys : expired) std::sort(keys.begin(), keys.end());
+  return expired;
 }
 
 // --- whole tablets ----------------------------------------------------------------------------------------------------
@@ -649,58 +769,73 @@ TableRows copy_part(const Table& table, const Part& part, bool whole, uint32_t s
 TabletState TableGroup::snapshot(size_t tablet, const std::vector<int32_t>& tables, bool whole, uint32_t since,
                                  std::vector<TableRows>& out) {
   std::shared_lock structure(structure_);
+  require(tables.data(), tables.size());
   LockedTablets lock(tablets_.get(), true);
   lock.add(tablet);
+  const Tablet& from = tablets_[tablet];
+  whole = whole || since < from.erased_since;
   out.reserve(tables.size());
-  for (int32_t id : tables) out.push_back(copy_part(table(id), table(id).parts[tablet], whole, since));
-  return TabletState{tablets_[tablet].version, tablets_[tablet].push_count};
+  for (int32_t id : tables) out.push_back(copy_part(table(id), table(id).parts[tablet], whole, whole ? 0 : since));
+  return TabletState{from.version, from.push_count, from.erased_since, whole};
 }
 
-void TableGroup::import_tablet(size_t tablet, const std::vector<TableRowsView>& views, bool replace, TabletState state) {
+void TableGroup::import_tablet(size_t tablet, const std::vector<TableRowsView>& views, TabletState state) {
   std::shared_lock structure(structure_);
+  for (const TableRowsView& view : views) require(&view.table, 1);
   LockedTablets lock(tablets_.get(), false);
   lock.add(tablet);
-  if (replace) {
-    for (auto& held : tables_) {
-      if (held != nullptr) held->parts[tablet].clear(held->store, held->arena);
-    }
-  }
-  for (const TableRowsView& view : views) {
-    Table& used = table(view.table);
-    Part& part = used.parts[tablet];
-    for (size_t i = 0; i < view.erasures; ++i) {
-      part.erase(view.erased_keys[i], used.store);
-      part.extras().erased.set(view.erased_keys[i], view.erased_versions[i]);
-    }
-    if (view.admissions != 0 || part.extras_or_null() != nullptr) part.extras().admission.clear();
-    for (size_t i = 0; i < view.admissions; ++i) part.extras().admission.set(view.admission_keys[i], view.admission_counts[i]);
-    const size_t state_bytes = used.spec.state_width * sizeof(float);
-    const bool ascending = std::adjacent_find(view.keys, view.keys + view.rows, std::greater_equal<>()) == view.keys + view.rows;
-    const bool all_new = ascending && part.is_empty();
-    if (all_new) part.reserve(view.rows, used.arena);
-    for (size_t i = 0; i < view.rows; ++i) {
-      uint32_t row = all_new ? kNoRow : part.find(view.keys[i]);
-      if (row == kNoRow) {
-        row = part.insert(view.keys[i], used.store, used.arena);
-        if (PartExtras* extras = part.extras_or_null()) extras->erased.erase(view.keys[i]);
-      }
-      RowCounters* counters = used.store.counters(row);
-      *counters = RowCounters{view.count[i], view.touched_at[i], view.version[i]};
-      std::memcpy(used.store.weights(row), view.weights + i * used.store.weight_bytes(), used.store.weight_bytes());
-      if (state_bytes != 0) std::memcpy(RowStore::state(counters), view.state + i * used.spec.state_width, state_bytes);
-    }
-  }
+  if (state.is_whole) clear_tablet(tablet);
+  for (const TableRowsView& view : views) import_rows(table(view.table), tablet, view, state);
   tablets_[tablet].version = state.version;
   tablets_[tablet].push_count = state.push_count;
+  tablets_[tablet].erased_since = state.erased_since;
+}
+
+void TableGroup::import_rows(Table& used, size_t tablet, const TableRowsView& view, TabletState state) {
+  Part& part = used.parts[tablet];
+  if (PartExtras* extras = part.extras_or_null()) {
+    extras->admission.clear();
+    if (state.erased_since > tablets_[tablet].erased_since) {
+      KeyMap kept;
+      extras->erased.for_each([&](uint64_t key, uint32_t version) {
+        if (version > state.erased_since) kept.set(key, version);
+      });
+      extras->erased = std::move(kept);
+    }
+  }
+  for (size_t i = 0; i < view.erasures; ++i) {
+    part.erase(view.erased_keys[i], used.store);
+    part.extras().erased.set(view.erased_keys[i], view.erased_versions[i]);
+  }
+  for (size_t i = 0; i < view.admissions; ++i) part.extras().admission.set(view.admission_keys[i], view.admission_counts[i]);
+  PartExtras* extras = part.extras_or_null();
+  const bool ascending = std::adjacent_find(view.keys, view.keys + view.rows, std::greater_equal<>()) == view.keys + view.rows;
+  const bool was_empty = ascending && part.is_empty();
+  if (was_empty) part.reserve(view.rows, used.arena);
+  const size_t state_bytes = used.spec.state_width * sizeof(float);
+  for (size_t i = 0; i < view.rows; ++i) {
+    uint32_t row = was_empty ? kNoRow : part.find(view.keys[i]);
+    if (row == kNoRow) row = part.insert(view.keys[i], used.store, used.arena);
+    if (extras != nullptr) extras->erased.erase(view.keys[i]);
+    RowCounters* counters = used.store.counters(row);
+    *counters = RowCounters{view.count[i], view.touched_at[i], view.version[i]};
+    std::memcpy(used.store.weights(row), view.weights + i * used.store.weight_bytes(), used.store.weight_bytes());
+    if (state_bytes != 0) std::memcpy(RowStore::state(counters), view.state + i * used.spec.state_width, state_bytes);
+  }
+}
+
+void TableGroup::clear_tablet(size_t tablet) {
+  for (auto& held : tables_) {
+    if (held != nullptr) held->parts[tablet].clear(held->store, held->arena);
+  }
 }
 
 void TableGroup::drop_tablet(size_t tablet) {
   std::shared_lock structure(structure_);
   LockedTablets lock(tablets_.get(), false);
   lock.add(tablet);
-  for (auto& held : tables_) {
-    if (held != nullptr) held->parts[tablet].clear(held->store, held->arena);
-  }
+  clear_tablet(tablet);
+  tablets_[tablet].erased_since = tablets_[tablet].version;
 }
 
 uint32_t TableGroup::cut(size_t tablet) {
@@ -725,6 +860,7 @@ void TableGroup::push_counts(uint64_t* out) {
 
 PartStats TableGroup::stats(int32_t id) {
   std::shared_lock structure(structure_);
+  require(&id, 1);
   Table& used = table(id);
   PartStats stats;
   for (size_t tablet = 0; tablet < tablets(); ++tablet) {

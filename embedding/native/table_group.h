@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "policies.h"
 #include "table.h"
 #include "tablet_lock.h"
 #include "thread_pool.h"
@@ -90,6 +91,15 @@ struct TableRowsView {
 struct TabletState {
   uint32_t version;
   uint64_t push_count;
+  uint32_t erased_since;  // keys erased at this version or before may be forgotten
+  bool is_whole;
+};
+
+// Where the next scan for expired rows begins: position in the list of tables, tablet, `index_hash` of the key.
+struct ExpiryCursor {
+  size_t table = 0;
+  size_t tablet = 0;
+  uint64_t hash = 0;
 };
 
 struct PartStats {
@@ -120,11 +130,16 @@ class TableGroup {
   int64_t assign(const Request& request, const float* weights, const float* state, bool if_absent, uint32_t now,
                  const bool* mask);
   int64_t erase(const Request& request, const bool* mask);
+  // Per table, ascending keys that its policies let go at `now`, among the next `max_rows` rows from the cursor on; they
+  // are erased if `removes`. The cursor moves on, back to the start after the last tablet of the last table.
+  std::vector<std::vector<uint64_t>> expire(const std::vector<int32_t>& tables, uint32_t now, uint64_t max_rows, bool removes,
+                                            ExpiryCursor& cursor);
 
   // All tables' rows of one tablet at one moment, in the order of `tables`.
   TabletState snapshot(size_t tablet, const std::vector<int32_t>& tables, bool whole, uint32_t since,
                        std::vector<TableRows>& out);
-  void import_tablet(size_t tablet, const std::vector<TableRowsView>& tables, bool replace, TabletState state);
+  // Replaces the tablet (`state.is_whole`), or merges rows and erasures into it. Keys of a view ascend.
+  void import_tablet(size_t tablet, const std::vector<TableRowsView>& tables, TabletState state);
   void drop_tablet(size_t tablet);
   uint32_t cut(size_t tablet);
   uint32_t version(size_t tablet);
@@ -136,6 +151,7 @@ class TableGroup {
     TabletLock lock;
     uint32_t version = 1;
     uint64_t push_count = 0;
+    uint32_t erased_since = 0;
   };
   struct Partition;
   struct Scratch;
@@ -146,9 +162,17 @@ class TableGroup {
   static Scratch& scratch();
   size_t tablet_of(uint64_t key) const { return static_cast<size_t>((key >> 1) >> (63 - tablet_bits_)); }
   Table& table(int32_t id) const { return *tables_[static_cast<size_t>(id)]; }
+  // Throws std::invalid_argument if one of the tables has been dropped.
+  void require(const int32_t* tables, size_t count) const;
   void partition(const Request& request, const bool* mask, Partition& partition) const;
   void check_unique(const Request& request, const Partition& partition) const;
   void check_unique(const Request& request) const;
+  void import_rows(Table& table, size_t tablet, const TableRowsView& view, TabletState state);
+  void clear_tablet(size_t tablet);
+  void absent_row(const Table& table, uint64_t key, AbsentRows absent, float* out) const;
+  void trim_erased_of(Part& part, size_t tablet) {
+    if (trim_erased(part)) tablets_[tablet].erased_since = tablets_[tablet].version;
+  }
 
   const int tablet_bits_;
   const Kernels& kernels_;

@@ -12,6 +12,7 @@ enum class InitializerKind : int { constant, uniform, normal, truncated_normal }
 enum class DecayMode : int { none, l2, decoupled };
 enum class RowType : int { float32, float16, bfloat16 };
 enum class AdmissionKind : int { always, min_count, probability };
+enum class CapacityOrder : int { refuse, lru, lfu };
 
 constexpr float kNoLimit = std::numeric_limits<float>::infinity();
 
@@ -48,6 +49,21 @@ struct TableSpec {
   uint32_t dim = 0;
   uint32_t state_width = 0;
   std::vector<BlockSpec> blocks;
+
+  AdmissionKind admission = AdmissionKind::always;
+  uint32_t admission_count = 1;
+  uint64_t counter_limit = 0;  // keys counted at most, over all tablets
+  double admission_probability = 1;
+  uint64_t row_limit = 0;  // rows at most, over all tablets; 0: no limit
+  CapacityOrder capacity_order = CapacityOrder::refuse;
+  uint32_t ttl_seconds = 0;  // 0: none; so for the others
+  float min_l2 = 0;
+  double min_score = 0, show_weight = 0;
+  uint32_t half_life_seconds = 1;
+  bool trainable = true;
+  int32_t unknown_table = -1;        // id of the table of the unknown rows, or -1
+  std::vector<uint64_t> init_keys;   // keys whose rows start from a given vector
+  std::vector<float> init_vectors;   // dim floats each
 };
 
 // What one push says beside keys and gradients.

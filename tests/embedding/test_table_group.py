@@ -24,6 +24,8 @@ from embershard.embedding.table_config import (
 )
 from embershard.embedding.table_group import TableGroup, TableKeys, UpdateStep
 
+from .table_samples import assert_same_rows
+
 GroupMaker = Callable[..., TableGroup]
 
 EDGE_KEYS = np.array([0, 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64 - 2, 2**24 + 1, 2**53 + 1], np.uint64)
@@ -208,18 +210,6 @@ def filled_group(make_group: GroupMaker) -> TableGroup:
         occurrences = rng.integers(1, 9, 800).astype(np.uint32)
         group.apply_gradients(request, gradients, occurrences, UpdateStep(step=step, now=10 * step))
     return group
-
-
-def assert_same_rows(a: TableGroup, b: TableGroup) -> None:
-    for tablet in range(1 << a.tablet_bits):
-        left, right = a.snapshot(tablet), b.snapshot(tablet)
-        assert (left.version, left.push_count) == (right.version, right.push_count)
-        assert left.tables.keys() == right.tables.keys()
-        for name, rows in left.tables.items():
-            for field in rows.__slots__:
-                x, y = getattr(rows, field), getattr(right.tables[name], field)
-                assert x.dtype == y.dtype
-                assert np.array_equal(x.view(np.uint8), y.view(np.uint8)), (tablet, name, field)
 
 
 def test_snapshots_rebuild_an_equal_group(make_group: GroupMaker) -> None:

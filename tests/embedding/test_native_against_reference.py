@@ -1,0 +1,205 @@
+"""The native group against its NumPy definition: random sequences of verbs end in the same bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from embershard.embedding.native_table_group import NativeTableGroup, kernel_sets
+from embershard.embedding.reference import ReferenceTableGroup
+from embershard.embedding.table_config import ColumnBlock, Normal, TableConfig, TruncatedNormal, Uniform
+from embershard.embedding.table_group import TableGroup, TableKeys, UpdateStep
+
+from .table_samples import OPTIMIZERS, POLICY_TABLES, assert_same_rows, same_bits
+
+BITS = 2
+EDGES = [0, 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
+KEYS = np.concatenate(
+    [
+        np.array(EDGES, np.uint64),
+        np.arange(7, 150, dtype=np.uint64) * np.uint64(0xD1B54A32D192ED03),
+        np.arange(9, 40, dtype=np.uint64),
+    ]
+)
+
+
+def request_of(rng: np.random.Generator, tables: list[TableConfig], most: int = 60) -> TableKeys:
+    """A request for some of the tables with random distinct keys."""
+    chosen = [table for table in tables if rng.random() < 0.7]
+    return TableKeys.concat({table.name: rng.choice(KEYS, rng.integers(0, most), replace=False) for table in chosen})
+
+
+def gradients_for(rng: np.random.Generator, request: TableKeys, dims: dict[str, int]) -> np.ndarray:
+    """Random gradients of very different sizes, a few of them not finite or too large."""
+    size = sum(dims[name] * len(request.keys_of(index)) for index, name in enumerate(request.tables))
+    gradients = (rng.normal(size=size) * 10.0 ** rng.integers(-6, 3, size)).astype(np.float32)
+    bad = rng.random(size) < 0.003
+    gradients[bad] = rng.choice(np.array([np.nan, np.inf, -np.inf, 1e38, -1e16], np.float32), int(bad.sum()))
+    return gradients
+
+
+class TwinMachine(RuleBasedStateMachine):
+    """Both groups get the same calls and must answer and end alike."""
+
+    @initialize(kernels=st.sampled_from(kernel_sets()), threads=st.sampled_from([1, 2]))
+    def start(self, kernels: str, threads: int) -> None:
+        self.native: TableGroup = NativeTableGroup(BITS, threads, kernels)
+        self.reference: TableGroup = ReferenceTableGroup(BITS)
+        self.step, self.now = 0, 100
+        self.bases: dict[int, int] = {}
+        for config in POLICY_TABLES:
+            self.native.ensure_table(config)
+            self.reference.ensure_table(config)
+
+    def tables(self) -> list[TableConfig]:
+        return list(POLICY_TABLES)
+
+    @rule(seed=st.integers(0, 2**32), masked=st.booleans())
+    def push(self, seed: int, masked: bool) -> None:
+        rng = np.random.default_rng(seed)
+        self.step += int(rng.integers(1, 5))
+        self.now += int(rng.integers(0, 20))
+        request = request_of(rng, self.tables())
+        gradients = gradients_for(rng, request, {table.name: table.dim for table in self.tables()})
+        occurrences = rng.integers(1, 4, len(request.keys)).astype(np.uint32)
+        step = UpdateStep(
+            examples=int(rng.integers(1, 9)),
+            step=self.step,
+            now=self.now,
+            lr_scale=float(rng.choice([1.0, 0.37])),
+            unit=seed,
+            batch=self.step,
+        )
+        mask = rng.random(1 << BITS) < 0.7 if masked else None
+        native = self.native.apply_gradients(request, gradients, occurrences, step, mask)
+        reference = self.reference.apply_gradients(request, gradients, occurrences, step, mask)
+        assert native == reference
+
+    @rule(seed=st.integers(0, 2**32), absent=st.sampled_from(["initial", "zeros", "unseen"]))
+    def lookup(self, seed: int, absent: str) -> None:
+        request = request_of(np.random.default_rng(seed), self.tables(), 100)
+        assert same_bits(self.native.lookup(request, absent), self.reference.lookup(request, absent))
+
+    @rule(seed=st.integers(0, 2**32), with_state=st.booleans(), if_absent=st.booleans())
+    def assign(self, seed: int, with_state: bool, if_absent: bool) -> None:
+        rng = np.random.default_rng(seed)
+        request = request_of(rng, self.tables(), 8)
+        lengths = np.diff(request.splits)
+        dims = {table.name: table.dim for table in self.tables()}
+        weights = rng.normal(size=int(sum(dims[n] * k for n, k in zip(request.tables, lengths, strict=True)))).astype(
+            np.float32
+        )
+        widths = {name: self.reference.state_width(name) for name in request.tables}
+        size = int(sum(widths[n] * k for n, k in zip(request.tables, lengths, strict=True)))
+        state = np.abs(rng.normal(size=size)).astype(np.float32) if with_state else None
+        native = self.native.assign(request, weights, state, if_absent=if_absent, now=self.now)
+        assert native == self.reference.assign(request, weights, state, if_absent=if_absent, now=self.now)
+
+    @rule(seed=st.integers(0, 2**32))
+    def erase(self, seed: int) -> None:
+        request = request_of(np.random.default_rng(seed), self.tables(), 40)
+        assert self.native.erase(request) == self.reference.erase(request)
+
+    @rule(later=st.integers(0, 50), most=st.sampled_from([None, 1, 7, 60]))
+    def evict(self, later: int, most: int | None) -> None:
+        self.now += later
+        assert self.native.evict(self.now, most) == self.reference.evict(self.now, most)
+
+    @rule(most=st.sampled_from([None, 3, 40]))
+    def expired(self, most: int | None) -> None:
+        native, reference = self.native.expired(self.now, most), self.reference.expired(self.now, most)
+        assert native.tables == reference.tables
+        assert same_bits(native.keys, reference.keys)
+
+    @rule(tablet=st.integers(0, (1 << BITS) - 1))
+    def cut(self, tablet: int) -> None:
+        self.bases[tablet] = self.reference.snapshot(tablet).version
+        assert self.native.cut(tablet) == self.reference.cut(tablet)
+
+    @rule(tablet=st.integers(0, (1 << BITS) - 1))
+    def delta(self, tablet: int) -> None:
+        since = self.bases.get(tablet)
+        native, reference = self.native.snapshot(tablet, since), self.reference.snapshot(tablet, since)
+        for name, rows in reference.tables.items():
+            assert same_bits(native.tables[name].keys, rows.keys)
+            assert same_bits(native.tables[name].erased_keys, rows.erased_keys)
+
+    @rule(tablet=st.integers(0, (1 << BITS) - 1))
+    def drop_tablet(self, tablet: int) -> None:
+        self.native.drop_tablet(tablet)
+        self.reference.drop_tablet(tablet)
+
+    @rule()
+    def restart(self) -> None:
+        """Each group is rebuilt from the other's snapshots."""
+        native, reference = NativeTableGroup(BITS), ReferenceTableGroup(BITS)
+        for config in POLICY_TABLES:
+            native.ensure_table(config)
+            reference.ensure_table(config)
+        for tablet in range(1 << BITS):
+            native.import_tablet(self.reference.snapshot(tablet))
+            reference.import_tablet(self.native.snapshot(tablet))
+        self.native, self.reference = native, reference
+
+    @invariant()
+    def same(self) -> None:
+        if hasattr(self, "native"):
+            assert np.array_equal(self.native.push_counts(), self.reference.push_counts())
+
+    def teardown(self) -> None:
+        if hasattr(self, "native"):
+            assert_same_rows(self.native, self.reference)
+
+
+TestTwinMachine = TwinMachine.TestCase
+TestTwinMachine.settings = settings(
+    max_examples=6,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # shrinking takes minutes; the blob repeats a failure
+    print_blob=True,
+)
+
+
+@pytest.mark.parametrize("kernels", kernel_sets())
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_every_optimizer_initializer_and_row_type_gives_the_same_bits(kernels: str, dtype: str) -> None:
+    native, reference = NativeTableGroup(1, kernels=kernels), ReferenceTableGroup(1)
+    rng = np.random.default_rng(3)
+    for number, optimizer in enumerate(OPTIMIZERS):
+        initializer = (Uniform(), Normal(std=1), TruncatedNormal(std=0.3))[number % 3]
+        for dim in (1, (7, 16, 33, 70)[number % 4]):
+            block = ColumnBlock(dim=dim, optimizer=optimizer, initializer=initializer)
+            config = TableConfig(name=f"{number}-{dim}", dtype=dtype, blocks=(block,))
+            native.ensure_table(config)
+            reference.ensure_table(config)
+    dims = {config.name: config.dim for config in reference.tables()}
+    for step in range(1, 6):
+        keys = rng.choice(KEYS, 20, replace=False)
+        request = TableKeys.concat(dict.fromkeys(dims, keys))
+        assert same_bits(native.lookup(request), reference.lookup(request))
+        gradients = gradients_for(rng, request, dims)
+        occurrences = rng.integers(1, 5, len(request.keys)).astype(np.uint32)
+        push = UpdateStep(examples=3, step=step * step, now=step, lr_scale=(1.0, 0.6)[step % 2])
+        assert native.apply_gradients(request, gradients, occurrences, push) == reference.apply_gradients(
+            request, gradients, occurrences, push
+        )
+    assert_same_rows(native, reference)
+
+
+def test_steps_beyond_the_cached_bias_corrections_give_the_same_bits() -> None:
+    from embershard.embedding.table_config import Adam
+
+    config = TableConfig(name="t", blocks=(ColumnBlock(dim=3, optimizer=Adam()),))
+    native, reference = NativeTableGroup(0), ReferenceTableGroup(0)
+    request = TableKeys.of("t", [5])
+    for group in (native, reference):
+        group.ensure_table(config)
+        group.assign(request, np.ones(3, np.float32), np.array([0.1] * 6 + [4095], np.float32))
+        for _ in range(4):
+            group.apply_gradients(request, np.ones(3, np.float32), np.ones(1, np.uint32), UpdateStep())
+    assert_same_rows(native, reference)
