@@ -41,7 +41,7 @@ from .wire_calls import (
 _log = logging.getLogger(__name__)
 Method = Callable[[bytes], bytes]
 _NO_CHANGES = (1 << 32) - 1
-KEPT_BUFFERS = 4
+KEPT_BUFFERS, KEPT_WIDTHS = 4, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class ParameterServerService:
         self._metrics = metrics
         self._max_bytes = max_request_bytes
         self._norms = GradientNorms()
-        self._widths: dict[str, int] = {}
+        self._widths: dict[tuple[str, ...], npt.NDArray[np.int64]] = {}
         self._free_buffers: deque[npt.NDArray[np.float32]] = deque(maxlen=KEPT_BUFFERS)
         self.stopping = threading.Event()
         self.failure: PushLogFailedError | None = None
@@ -169,7 +169,7 @@ class ParameterServerService:
         if tables:
             self._durable.apply(EnsureTables(tables))
         known = self._shard.tables()
-        self._widths = {table.name: table.dim for table in known}
+        self._widths = {}
         widths = [self._shard.state_width(table.name) for table in known]
         return pb.TablesReply(tables=encode_tables(known), state_widths=widths).SerializeToString()
 
@@ -177,6 +177,7 @@ class ParameterServerService:
         request = parse(data, pb.DropTableRequest())
         self._check(request.header)
         self._durable.drop_table(decode_token(request.token), request.table)
+        self._widths = {}
         return _count(1)
 
     def _assign(self, data: bytes) -> bytes:
@@ -277,13 +278,14 @@ class ParameterServerService:
             raise WireFormatError(f"expected {expected} gradient values for the push's keys, got {len(push.gradients)}")
 
     def _value_count(self, keys: TableKeys) -> int:
-        counts = np.diff(keys.splits).tolist()
-        try:
-            return sum(count * self._widths[table] for count, table in zip(counts, keys.tables, strict=True))
-        except KeyError:
-            self._widths = {table.name: table.dim for table in self._shard.tables()}
-        # A table that is still unknown counts as empty here; the tables refuse it by name.
-        return sum(count * self._widths.get(table, 0) for count, table in zip(counts, keys.tables, strict=True))
+        widths = self._widths.get(keys.tables)
+        if widths is None:
+            known = {table.name: table.dim for table in self._shard.tables()}
+            # A table that is unknown counts as empty here; the tables refuse it by name.
+            widths = np.array([known.get(table, 0) for table in keys.tables], np.int64)
+            if len(self._widths) < KEPT_WIDTHS and all(table in known for table in keys.tables):
+                self._widths[keys.tables] = widths
+        return int((keys.splits[1:] - keys.splits[:-1]) @ widths)
 
     @contextmanager
     def _row_buffer(self, keys: TableKeys) -> Iterator[npt.NDArray[np.float32]]:

@@ -6,6 +6,7 @@ themselves.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -245,17 +246,23 @@ def encode_counts(keys: TableKeys) -> pb.TableKeyCounts:
 
 def decode_keys(counts: pb.TableKeyCounts, fields: Fields, number: int, what: str) -> TableKeys:
     """Tables with their keys. Raises: WireFormatError if names, counts and keys do not fit each other."""
-    names = tuple(counts.tables)
-    if len(names) != len(counts.counts) or len(set(names)) != len(names):
-        raise WireFormatError(
-            f"expected one count for each of distinct tables, got {len(counts.counts)} for {names[:8]}"
-        )
-    if len(names) > MAX_TABLES or any(len(name) > MAX_NAME_BYTES for name in names):
-        raise WireFormatError(f"expected at most {MAX_TABLES} tables with names up to {MAX_NAME_BYTES} bytes")
+    names, sizes = tuple(counts.tables), list(counts.counts)
+    if len(names) != len(sizes):
+        raise WireFormatError(f"expected one count for each table, got {len(sizes)} for {names[:8]}")
+    _check_names(names)
     splits = np.zeros(len(names) + 1, np.int64)
-    np.cumsum(counts.counts, out=splits[1:])
+    np.cumsum(np.array(sizes, np.int64), out=splits[1:])
     keys = _read_sized(fields, number, U64, int(splits[-1]), what)
     return TableKeys(names, keys, splits)
+
+
+@functools.lru_cache(256)
+def _check_names(names: tuple[str, ...]) -> None:
+    # Cached: a training run sends the same names with every call.
+    if len(set(names)) != len(names):
+        raise WireFormatError(f"expected distinct tables, got {names[:8]}")
+    if len(names) > MAX_TABLES or any(len(name) > MAX_NAME_BYTES for name in names):
+        raise WireFormatError(f"expected at most {MAX_TABLES} tables with names up to {MAX_NAME_BYTES} bytes")
 
 
 def encode_mask(tablets: TabletMask) -> bytes:

@@ -200,7 +200,7 @@ def test_damaged_messages_are_refused_or_make_sense(data):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda m: m.push.tables.counts.append(1), "one count for each"),
+        (lambda m: m.push.tables.counts.append(1), "one count for each table"),
         (lambda m: m.push.tables.tables.__setitem__(0, "item"), "distinct tables"),
         (lambda m: setattr(m, "push_keys", m.push_keys + b"x"), "push_keys as 8-byte values"),
         (lambda m: setattr(m, "push_keys", m.push_keys + b"x" * 8), "expected 3 values of push_keys, got 4"),
