@@ -26,7 +26,6 @@ class RunCheckpoints:
 
     def save(self, state: TrainerState, *, is_best: bool) -> str:
         """Path of the checkpoint written. Raises: CheckpointWriteError (disk full); older ones are untouched."""
-        self._store.begin_checkpoint()
         path = write_checkpoint(
             self._root,
             self._store,
@@ -39,8 +38,9 @@ class RunCheckpoints:
                 dense=state.dense,
             ),
         )
-        self._store.commit_checkpoint(path)
-        prune(self._root, self._policies)
+        # Committed already; a second time it only says whether every shard goes on from this one now.
+        if self._store.commit_checkpoint(path):
+            prune(self._root, self._policies)
         return path
 
     def restore(self, name: str) -> TrainerState:

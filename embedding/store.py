@@ -155,8 +155,11 @@ class EmbeddingStore(Protocol):
     def begin_checkpoint(self) -> None:
         """Snapshots from here on belong to one checkpoint; pushes may go on in between."""
 
-    def commit_checkpoint(self, checkpoint: str) -> None:
-        """The checkpoint at this path is complete: push logs are trimmed to it, and shards start again from it."""
+    def commit_checkpoint(self, checkpoint: str) -> bool:
+        """The checkpoint at this path is complete: push logs are trimmed to it, and shards start again from it.
+
+        False: a shard was started again since `begin_checkpoint` and still goes on from an older checkpoint, which must
+        not be removed before the next one is committed."""
 
     def complete_unit(self, unit: int) -> None:
         """Let the tablets drop their applied memory of a finished work unit."""

@@ -155,8 +155,9 @@ class LocalStore:
     def begin_checkpoint(self) -> None:
         """Nothing: there is no push log to trim."""
 
-    def commit_checkpoint(self, checkpoint: str) -> None:
-        """Nothing: there is no push log to trim."""
+    def commit_checkpoint(self, checkpoint: str) -> bool:
+        """True: there is no push log to trim."""
+        return True
 
     def complete_unit(self, unit: int) -> None:
         """Let the tablets drop their applied memory of a finished work unit; late pushes of it are fenced."""

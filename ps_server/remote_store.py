@@ -253,23 +253,27 @@ class RemoteStore:
             self._checkpoint = number
             self._everywhere("BeginCheckpoint", lambda header: pb.BeginCheckpointRequest(header=header, number=number))
 
-    def commit_checkpoint(self, checkpoint: str) -> None:
+    def commit_checkpoint(self, checkpoint: str) -> bool:
         """The checkpoint at this path is complete: push logs are trimmed to it, and shards start again from it.
 
-        A shard that was started again in between keeps its log until the next one; a warning names it."""
+        False: a shard that was started again in between keeps its log, and the older checkpoint it goes on from, until
+        the next one; a warning names it."""
         with self._turn():
             number = self._checkpoint
 
             def request(header: pb.CallHeader) -> Message:
                 return pb.CommitCheckpointRequest(header=header, checkpoint=checkpoint, number=number)
 
+            is_everywhere = True
             for shard in range(self._links.map.shards):
                 link = self._links.link(shard)
                 try:
                     link.call("CommitCheckpoint", request(link.header).SerializeToString())
                 except CheckpointNotBegunError as error:
+                    is_everywhere = False
                     _log.warning("checkpoint %s: push log kept until the next one: %s", checkpoint, error)
             self._wants_checkpoint = False
+            return is_everywhere
 
     def complete_unit(self, unit: int) -> None:
         """Let the tablets drop their applied memory of a finished work unit; late pushes of it are fenced."""

@@ -33,7 +33,7 @@ class SnapshotSource(Protocol):
     def begin_checkpoint(self) -> None:
         """Cuts and snapshots from here on belong to one checkpoint."""
 
-    def commit_checkpoint(self, checkpoint: str) -> None:
+    def commit_checkpoint(self, checkpoint: str) -> object:
         """The checkpoint is complete: what came before its snapshots need not be logged any more."""
 
 

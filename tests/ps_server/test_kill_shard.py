@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import errno
+import functools
 import os
 import resource
 import tempfile
@@ -153,30 +154,45 @@ def test_calls_dropped_delayed_doubled_and_sent_again_by_clients_with_common_key
     assert all(client.duplicates for client in clients)
 
 
+class KillingSource:
+    """A store whose shard dies in the middle of a checkpoint."""
+
+    def __init__(self, store, kill):
+        self._store, self._kill = store, kill
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def snapshot(self, tablet, since_version=None):
+        if tablet == 1 << (TABLET_BITS - 1):
+            self._kill()
+        return self._store.snapshot(tablet, since_version)
+
+
 def test_checkpoints_taken_under_load_and_kills_trim_the_logs_and_shards_start_from_them():
     client = Client(unit=1, batches=300)
     with ShardProcesses(3) as processes, connect(processes.spec.shards) as store:
         store.ensure_tables([USER, ITEM])
 
         def save_and_kill(progress, is_over):
-            """Checkpoints beside the training; a shard dies before, in the middle of or after each."""
+            """Checkpoints beside the training; a shard dies in the middle of, during or after each."""
             rng = np.random.default_rng(6)
             for step in range(6):
                 progress.raise_limit(40 * step + 40)  # training goes on beside the checkpoint, but not past it
                 progress.wait_for(40 * step + 5, is_over)
                 assert not is_over()
-                victim = int(rng.integers(0, 3))
+                kill = functools.partial(processes.restart, int(rng.integers(0, 3)))
                 with connect(processes.spec.shards) as saver, ThreadPoolExecutor(1) as pool:
-                    saver.begin_checkpoint()
-                    if step % 3 == 0:
-                        processes.restart(victim)
-                    dying = pool.submit(processes.restart, victim) if step % 3 == 1 else None
-                    path = write_checkpoint(processes.folder / "checkpoints", saver, TrainingState(step=step))
+                    dying = pool.submit(kill) if step % 3 == 1 else None
+                    source = KillingSource(saver, kill) if step % 3 == 0 else saver
+                    path = write_checkpoint(processes.folder / "checkpoints", source, TrainingState(step=step))
                     if dying is not None:
                         dying.result()
-                    saver.commit_checkpoint(path)  # a shard that was killed meanwhile keeps its log until the next one
+                    # Committed by then; a second time it tells whether a shard still needs an older checkpoint.
+                    is_everywhere = saver.commit_checkpoint(path)
+                    assert step % 3 == 1 or is_everywhere == (step % 3 == 2)
                 if step % 3 == 2:
-                    processes.restart(victim)
+                    kill()
             progress.raise_limit(float("inf"))
 
         run_clients([client], lambda: connect(processes.spec.shards), save_and_kill, Progress(limit=40))
