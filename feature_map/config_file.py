@@ -71,7 +71,7 @@ def validate(model: type[M], data: object, source: str) -> M:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`did you mean 'epochs'?` for a near miss, else `expected one of [...]`."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.65)
     return f"did you mean {near[0]!r}?" if near else f"expected one of {names}"
 
 
