@@ -17,6 +17,7 @@ from .batch import FeatureBatch
 from .encode_plan import salt_of
 from .feature_map import FeatureMap
 from .key_counts import DistinctSketch, KeyCounts, binary_entropy_bits
+from .text_sources import TextSample
 
 TOP_VALUES = 20
 COVERAGE = 0.97
@@ -161,12 +162,10 @@ class FeatureProfiler:
 
     dim: weights a row of features that do not say. Memory: at most about 50 MB a feature, whatever the log's size."""
 
-    def __init__(
-        self, feature_map: FeatureMap, *, dim: int = 16, texts: dict[str, dict[int, str]] | None = None
-    ) -> None:
+    def __init__(self, feature_map: FeatureMap, *, dim: int = 16) -> None:
         self._features = feature_map
         self._dim = dim
-        self._texts = texts or {}
+        self._texts = TextSample(feature_map)
         self._columns = [_Column() for _ in feature_map.categorical]
         self._missing = [_native.mix64(_native.MISSING_HASH ^ salt_of(f.key_space)) for f in feature_map.categorical]
         self._rows = 0
@@ -177,8 +176,10 @@ class FeatureProfiler:
         self._sample: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = []
         self._sampled = 0
 
-    def add(self, batch: FeatureBatch) -> None:
-        """Count one batch."""
+    def add(self, batch: FeatureBatch, records: pa.RecordBatch | pa.Table | None = None) -> None:
+        """Count one batch; with the records it was made from, frequent texts can be shown."""
+        if records is not None:
+            self._texts.add(records)
         label = _first_label(batch)
         self._has_label &= label is not None
         clicks = np.zeros(batch.size) if label is None else label.astype(np.float64)
@@ -252,7 +253,7 @@ class FeatureProfiler:
         feature, counts = self._features.categorical[index], self._columns[index].counts
         key, count = int(counts.keys[place]), int(counts.counts[place])
         table = next(t for t in self._features.tables if t.name == feature.table)
-        value: str | None = self._texts.get(feature.table, {}).get(key)
+        value = self._texts.find(feature.table, key)
         if key == self._missing[index]:
             value = "(missing)"
         elif table.id in ("int64", "uint64"):
@@ -292,7 +293,7 @@ def profile_features(
     """The profile of a click log, from one pass over its records. Raises: as `FeatureMap.encode`."""
     profiler = FeatureProfiler(feature_map, dim=dim)
     for part in records:
-        profiler.add(feature_map.encode(part))
+        profiler.add(feature_map.encode(part), part)
     return profiler.result()
 
 

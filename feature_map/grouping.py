@@ -115,7 +115,7 @@ def group_features(
     profiler, grouper = FeatureProfiler(feature_map, dim=dim), FeatureGrouper(feature_map)
     for part in records:
         batch = feature_map.encode(part)
-        profiler.add(batch)
+        profiler.add(batch, part)
         grouper.add(batch)
     profile = profiler.result()
     return profile, grouping_report(profile, grouper.similarities(), importance, feature_map)

@@ -14,10 +14,11 @@ from ..datasets.schema import ColumnSpec
 from ..datasets.work_unit import BatchId
 from . import _native
 from .batch import FeatureBatch
-from .encode_plan import PlanBuilder, hash_of, salt_of
+from .encode_plan import hash_of, salt_of
 from .errors import FeatureMapError
 from .feature_config import Categorical, Sequence
 from .feature_map import FeatureMap
+from .text_sources import TextSource, text_sources
 
 VALUE_SCHEMA = pa.schema([("table", pa.string()), ("key", pa.uint64()), ("value", pa.large_string())])
 ROW_GROUP_ROWS = 65_536
@@ -49,8 +50,8 @@ class ValueDictionary:
             raise ValueError(f"expected memory_bytes of at least 65536, got {memory_bytes}")
         self._feature_map = feature_map
         self._folder, self._worker, self._memory_bytes = Path(folder), worker, memory_bytes
-        self._sources = _kept_features(feature_map)
-        self._memories = {table: _native.TextMemory() for table, *_ in self._sources}
+        self._sources = _kept_sources(feature_map)
+        self._memories = {source.table: _native.TextMemory() for source in self._sources}
         self._defaults = _default_texts(feature_map)
         self._lock = threading.Lock()
         self._next_file = 0
@@ -79,9 +80,9 @@ class ValueDictionary:
         chunks = [records] if isinstance(records, pa.RecordBatch) else records.to_batches()
         exported = [chunk.__arrow_c_array__() for chunk in chunks]
         with self._lock:
-            for table, column, rules, salt in self._sources:
+            for source in self._sources:
                 for capsules in exported:
-                    self._memories[table].add_records(capsules, column, rules, salt)
+                    self._memories[source.table].add_records(capsules, source.column, source.rules, source.salt)
             if sum(memory.bytes for memory in self._memories.values()) >= self._memory_bytes:
                 self._spill()
 
@@ -158,20 +159,15 @@ def write_values(path: Path, tables: list[pa.Table]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _kept_features(feature_map: FeatureMap) -> list[tuple[str, str, dict[str, object], int]]:
-    """(table, column, rules, salt) of each feature whose texts are kept."""
-    kept = []
-    for feature in feature_map.categorical:
-        if not isinstance(feature, Categorical | Sequence) or not feature.keep_values:
-            continue
+def _kept_sources(feature_map: FeatureMap) -> list[TextSource]:
+    kept = {f.name: f for f in feature_map.categorical if isinstance(f, Categorical | Sequence) and f.keep_values}
+    for feature in kept.values():
         if feature.id != "text":
             raise FeatureMapError(
                 f"feature {feature.name!r}: expected id text with keep_values, got {feature.id}: "
                 "integer ids are recovered from their keys"
             )
-        rules = PlanBuilder(feature_map.config).value_rules(feature)
-        kept.append((feature.table, feature.column, rules, salt_of(feature.key_space)))
-    return kept
+    return [source for source in text_sources(feature_map) if source.feature in kept]
 
 
 def _default_texts(feature_map: FeatureMap) -> list[tuple[str, int, bytes]]:

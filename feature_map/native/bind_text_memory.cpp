@@ -23,6 +23,12 @@ void add_records(TextMemory& memory, nb::handle capsules, const std::string& col
 
 void add(TextMemory& memory, uint64_t key, nb::bytes text) { memory.add(key, {text.c_str(), text.size()}); }
 
+nb::object find(const TextMemory& memory, uint64_t key) {
+  std::string_view text;
+  if (!memory.find(key, &text)) return nb::none();
+  return nb::bytes(text.data(), text.size());
+}
+
 nb::tuple take(TextMemory& memory) {
   TextMemory::Taken taken;
   {
@@ -50,6 +56,7 @@ void bind_text_memory(nb::module_& m) {
       .def(nb::init<>())
       .def("add", &add, nb::arg("key"), nb::arg("text"))
       .def("add_records", &add_records, nb::arg("chunk"), nb::arg("column"), nb::arg("rules"), nb::arg("salt"))
+      .def("find", &find, nb::arg("key"))
       .def("take", &take)
       .def("collisions", &collisions)
       .def_prop_ro("collision_count", &TextMemory::collision_count)

@@ -51,6 +51,13 @@ void TextMemory::add_column(const Column& column, const ValueSource& source, uin
   });
 }
 
+bool TextMemory::find(uint64_t key, std::string_view* text) const {
+  if (slots_.empty()) return false;
+  const uint32_t entry = slots_[slot_of(key)];
+  if (entry != 0) *text = text_of(entries_[entry - 1]);
+  return entry != 0;
+}
+
 int64_t TextMemory::bytes() const {
   return bytes_.size() + static_cast<int64_t>(entries_.capacity() * sizeof(Entry) + slots_.size() * sizeof(uint32_t));
 }

@@ -26,6 +26,9 @@ class TextMemory {
   // Every text of rows [0, length) of a column, read as `source` says, under key mix64(murmur3(text) ^ salt).
   void add_column(const Column& column, const ValueSource& source, uint64_t salt);
 
+  // The text behind a key; false if it is not known.
+  bool find(uint64_t key, std::string_view* text) const;
+
   int64_t size() const { return static_cast<int64_t>(entries_.size()); }
   int64_t bytes() const;
   int64_t collision_count() const { return collision_count_; }

@@ -116,6 +116,7 @@ def test_profile_of_every_feature() -> None:
     assert by_name["user"].suggested_min_count == 1 or by_name["user"].coverage >= 0.97
     assert by_name["tags"].null_share == pytest.approx(sum(not t for t in table.column("tags").to_pylist()) / ROWS)
     assert by_name["tags"].values_per_row == pytest.approx(2 * (1 - by_name["tags"].null_share))
+    assert {t.value for t in by_name["tags"].top} == {"all", *(f"t{n}" for n in range(9) if n % 3)}
     assert by_name["shop"].label_information > 0.2
     assert by_name["noise"].label_information < 0.01
     shop_rates = {t.value: t.click_rate for t in by_name["shop"].top}
