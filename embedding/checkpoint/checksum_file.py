@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import mmap
 import os
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -15,7 +15,8 @@ import pyarrow as pa
 
 _GATHER_BYTES = 1 << 20
 _VIEWS_A_CALL = 512
-_SUMS_AHEAD = 16
+_SUM_BYTES = 4 << 20
+"""Checksums are taken of this much at a time: each piece costs the summing thread one wait for the interpreter."""
 _SYNC_BYTES = 8 << 20
 """The disk is set to work each time a file has grown by this much, not only at its end."""
 
@@ -31,9 +32,9 @@ class BackgroundWork:
         self._closing = ThreadPoolExecutor(1, "file-close")
         self._pending: list[Future[None]] = []
 
-    def sum(self, file: ChecksumFile, views: list[memoryview]) -> Future[None]:
-        """Queue bytes of a file for its checksum; those of one file are summed in the order they are queued."""
-        return self._sums.submit(file.sum, views)
+    def sum(self, file: ChecksumFile, start: int, stop: int) -> Future[None]:
+        """Queue bytes [start, stop) of a file for its checksum; those of one file are summed in the order queued."""
+        return self._sums.submit(file.sum, start, stop)
 
     def sync(self, file: ChecksumFile) -> None:
         """Queue what a file has been given so far for the disk. Raises: OSError of work queued before."""
@@ -63,20 +64,21 @@ class BackgroundWork:
 
 
 class ChecksumFile(io.RawIOBase):
-    """A file being written: counts bytes and sums them (sha256) as they pass, on `work`'s thread where there is one.
+    """A file being written: counts bytes and sums them (sha256), on `work`'s thread where there is one.
 
-    file: an unbuffered file of a local disk, or a pyarrow stream. Bytes are gathered and written a MiB at a time, so
-    buffers must not be changed after `write`. Thread safety: one thread at a time.
+    file: an unbuffered file of a local disk, open for reading as well, or a pyarrow stream. Bytes are gathered and
+    written a MiB at a time, so buffers must not be changed after `write`. Thread safety: one thread at a time.
     """
 
     def __init__(self, file: IO[bytes], work: BackgroundWork | None = None) -> None:
         super().__init__()
-        self._file, self._work = file, work
+        self._file = file
         self._is_local = not isinstance(file, pa.NativeFile)
+        self._work = work if self._is_local else None
         self._digest = hashlib.sha256()
-        self._bytes = self._gathered_bytes = self._synced = 0
+        self._bytes = self._gathered_bytes = self._synced = self._summed = 0
         self._gathered: list[memoryview] = []
-        self._summing: deque[Future[None]] = deque()
+        self._summing: list[Future[None]] = []
 
     def writable(self) -> bool:
         """True."""
@@ -102,14 +104,24 @@ class ChecksumFile(io.RawIOBase):
     def sha256(self) -> str:
         """sha256 of the bytes so far, in hex."""
         self._write_gathered()
-        while self._summing:
-            self._summing.popleft().result()
+        if self._work is not None:
+            self._sum_later(self._work)
+        for future in self._summing:
+            future.result()
+        self._summing = []
         return self._digest.hexdigest()
 
-    def sum(self, views: list[memoryview]) -> None:
-        """Take bytes into the checksum."""
-        for view in views:
-            self._digest.update(view)
+    def sum(self, start: int, stop: int) -> None:
+        """Take bytes [start, stop) of a local file into the checksum, as the disk's cache holds them."""
+        first = start - start % mmap.ALLOCATIONGRANULARITY
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        length = stop - first
+        with (
+            mmap.mmap(self._file.fileno(), length, flags=flags, prot=mmap.PROT_READ, offset=first) as pages,
+            memoryview(pages) as view,
+            view[start - first :] as part,
+        ):
+            self._digest.update(part)
 
     def sync(self) -> None:
         """Have the disk write what is there; nothing for files that are no longer, or not on a local disk."""
@@ -139,17 +151,21 @@ class ChecksumFile(io.RawIOBase):
         views, self._gathered, self._gathered_bytes = self._gathered, [], 0
         if not views:
             return
-        if self._work is None:
-            self.sum(views)
-        else:
-            self._summing.append(self._work.sum(self, views))
-            while len(self._summing) > _SUMS_AHEAD:
-                self._summing.popleft().result()
         if self._is_local:
             _write_all(self._file.fileno(), views)
         else:
             for view in views:
                 self._file.write(view)
+        if self._work is None:
+            for view in views:
+                self._digest.update(view)
+        elif self._bytes - self._summed >= _SUM_BYTES:
+            self._sum_later(self._work)
+
+    def _sum_later(self, work: BackgroundWork) -> None:
+        if self._bytes > self._summed:
+            self._summing.append(work.sum(self, self._summed, self._bytes))
+            self._summed = self._bytes
 
 
 def _write_all(descriptor: int, views: list[memoryview]) -> None:

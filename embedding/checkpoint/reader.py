@@ -135,7 +135,8 @@ class Checkpoint:
 
         only: tables wanted; None for all. Tables the store lacks are made with the checkpoint's configuration; the
               store's other tables are emptied.
-        Raises: CheckpointMismatchError naming table and field; nothing was changed.
+        Raises: CheckpointMismatchError naming table and field; nothing was changed. What the store raises (a lost
+                connection): some tablets are restored and others not, so restore again.
         """
         if store.tablet_bits != self.tablet_bits:
             raise CheckpointMismatchError(

@@ -104,7 +104,7 @@ class Directory:
         path = f"{self.path}/{name}"
         if self.is_local:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            return ChecksumFile(open(path, "wb", buffering=0), work)
+            return ChecksumFile(open(path, "w+b", buffering=0), work)
         self.filesystem.create_dir(path.rsplit("/", 1)[0], recursive=True)
         return ChecksumFile(self.filesystem.open_output_stream(path), work)
 

@@ -163,7 +163,7 @@ def _bad_rows(values: Column) -> Column | None:
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(np.add.reduce(values, axis=None, dtype=np.float32)):
             return None
-    bad: Column = ~np.isfinite(values).all(axis=1)
+    bad: Column = np.logical_not(np.isfinite(values).all(axis=1))
     return bad if bad.any() else None
 
 

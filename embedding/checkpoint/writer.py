@@ -70,8 +70,8 @@ def write_checkpoint(
         require_json(getattr(state, name), name)
     directory = Directory.of(root, filesystem)
     tables = tuple(store.tables())
-    base_checkpoint = _open_base(directory, base, store, tables)
     store.begin_checkpoint()
+    base_checkpoint = _open_base(directory, base, store, tables)
     try:
         with committed_directory(directory, step_names(state.step)) as (target, name):
             written = _write_tablets(target, store, tables, base_checkpoint)

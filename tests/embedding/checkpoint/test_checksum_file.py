@@ -21,6 +21,7 @@ def test_short_writes_are_gone_on_with(tmp_path: Path, monkeypatch, in_backgroun
 
     monkeypatch.setattr("embershard.embedding.checkpoint.checksum_file.os.writev", short_write)
     monkeypatch.setattr("embershard.embedding.checkpoint.checksum_file._GATHER_BYTES", 64)
+    monkeypatch.setattr("embershard.embedding.checkpoint.checksum_file._SUM_BYTES", 100)
     monkeypatch.setattr("embershard.embedding.checkpoint.checksum_file._SYNC_BYTES", 128)
     rng = np.random.default_rng(0)
     pieces = [rng.bytes(int(size)) for size in rng.integers(0, 40, 60)]
