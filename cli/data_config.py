@@ -103,9 +103,11 @@ class DataConfig(_Section):
         return self
 
 
-def train_log(config: DataConfig, columns: Sequence[ColumnSpec], run: int) -> ClickLog:
-    """The rows that train; unit ids are made from `run`."""
-    return _log(config, config.path, _stages(config, columns, "train"), run)
+def train_log(
+    config: DataConfig, columns: Sequence[ColumnSpec], run: int, last_stages: Sequence[RecordStage] = ()
+) -> ClickLog:
+    """The rows that train, seen by `last_stages` last; unit ids are made from `run`."""
+    return _log(config, config.path, (*_stages(config, columns, "train"), *last_stages), run)
 
 
 def evaluation_log(config: DataConfig, columns: Sequence[ColumnSpec]) -> ClickLog | None:

@@ -31,6 +31,7 @@ def export(
     from ..embedding.export import ExportOptions, export_tables
     from ..feature_map.config_file import validate
     from .checkpoint_source import checkpoint_in
+    from .value_keeping import kept_values
 
     chosen = format or SUFFIX_FORMATS.get(to.suffix, None if to.suffix else "parquet")
     if chosen is None:
@@ -38,12 +39,16 @@ def export(
     data = {"format": chosen, "vectors": vectors, "blocks": blocks or None, "min_count": min_count}
     options = validate(ExportOptions, data, "embershard export")
     with open_checkpoint(checkpoint_in(checkpoint)) as source:
-        report = export_tables(source, to, tables or None, options, base=base)
+        values, collisions = kept_values(Path(source.path), tuple(table.name for table in source.tables()))
+        report = export_tables(source, to, tables or None, options, dictionaries=values, base=base)
     if as_json:
-        print_json({"path": report.path, "rows": report.rows, "erased": report.erased})
+        seen = {one.table: {"texts": one.texts, "expected": one.expected, "seen": one.seen} for one in collisions}
+        print_json({"path": report.path, "rows": report.rows, "erased": report.erased, "collisions": seen})
         return
     erased = {} if base is None else report.erased
     columns = ["table", "rows", *(["erased"] if erased else [])]
     rows = [[name, count, *([erased[name]] if erased else [])] for name, count in report.rows.items()]
     say(f"exported to {report.path}")
     say_table(columns, rows)
+    for one in collisions:
+        say(f"texts of {one.table}: {one.texts:,}, collisions of keys: {one.seen} seen, {one.expected:.2g} expected")

@@ -18,14 +18,11 @@ SMOOTHING = 0.98
 class TrainingDisplay(TrainObserver):
     """Shows training on `stream` and writes the metrics log.
 
-    open_log:    called once, when the first batch has been trained: until then nothing is written anywhere.
-    total_share: share of the click log's rows that train, for the length of the bar.
+    open_log: called once, when the first batch has been trained: until then nothing is written anywhere.
     """
 
-    def __init__(
-        self, open_log: Callable[[], MetricsLog], log_every: int, total_share: float, stream: TextIO | None = None
-    ) -> None:
-        self._open_log, self._log_every, self._total_share = open_log, log_every, total_share
+    def __init__(self, open_log: Callable[[], MetricsLog], log_every: int, stream: TextIO | None = None) -> None:
+        self._open_log, self._log_every = open_log, log_every
         self._stream = sys.stdout if stream is None else stream
         self._log: MetricsLog | None = None
         self._bar: Progress | None = None
@@ -37,8 +34,7 @@ class TrainingDisplay(TrainObserver):
         if self._log is None:
             self._log = self._open_log()
         if self._bar is None:
-            shown_total = None if total is None else max(round(total * self._total_share), examples)
-            self._bar = open_progress("train", "examples", shown_total, self._stream).__enter__()
+            self._bar = open_progress("train", "examples", total, self._stream).__enter__()
         self._loss = loss if self._loss is None else SMOOTHING * self._loss + (1 - SMOOTHING) * loss
         auc = None if self._evaluation is None else self._evaluation.auc
         self._bar.update(examples, {"epoch": epoch + 1, "loss": self._loss, "auc": auc})

@@ -22,7 +22,7 @@ from ..models.train_result import TrainResult
 from ..models.trainer import Trainer
 from ..models.trainer_state import TrainerState
 from .assembly import Assembly, assembled
-from .data_config import RandomShare, evaluation_log, train_log
+from .data_config import evaluation_log, train_log
 from .errors import UsageError
 from .evaluation import runs_folder
 from .metrics_log import MetricsLog
@@ -32,6 +32,7 @@ from .run_config import RunConfig
 from .run_folder import RunFolder, check_new_run, last_run, new_run
 from .store_config import ClusterStoreConfig
 from .training_display import TrainingDisplay
+from .value_keeping import VALUES_FOLDER, ValueKeeper
 
 REPORTED_VERSIONS = ("embershard", "torch", "numpy", "pyarrow")
 
@@ -89,14 +90,16 @@ class _PendingFolder:
 class _PendingCheckpoints:
     """Checkpoints in a folder that is made at the first save."""
 
-    def __init__(self, assembly: Assembly, folder: _PendingFolder) -> None:
-        self._assembly, self._folder = assembly, folder
+    def __init__(self, assembly: Assembly, folder: _PendingFolder, keeper: ValueKeeper | None) -> None:
+        self._assembly, self._folder, self._keeper = assembly, folder, keeper
 
     def _made(self) -> RunCheckpoints:
         assembly = self._assembly
         return RunCheckpoints(self._folder.make().checkpoints, assembly.store, assembly.config, assembly.features)
 
     def save(self, state: TrainerState, *, is_best: bool) -> str:
+        if self._keeper is not None:
+            self._keeper.save(self._folder.make().path / VALUES_FOLDER)
         return self._made().save(state, is_best=is_best)
 
     def restore(self, name: str) -> TrainerState:
@@ -113,22 +116,26 @@ def _train(
 ) -> FinishedRun:
     config, features = assembly.config, assembly.features
     run_id = _new_run_id(config) if state is None else int(state.cursor["run"])
-    log: ClickLog = train_log(config.data, features.columns, run_id)
+    keeper = (
+        ValueKeeper(features, f"step{0 if state is None else state.step}") if ValueKeeper.is_needed(features) else None
+    )
+    log: ClickLog = train_log(config.data, features.columns, run_id, [] if keeper is None else [keeper])
     validation = evaluation_log(config.data, features.columns)
     trainer = Trainer(assembly.model, assembly.embeddings, config.train, config.optimizer)
-    share = 1.0 - config.data.evaluate.share if isinstance(config.data.evaluate, RandomShare) else 1.0
-    display = TrainingDisplay(folder.open_log, config.output.log_every, share, stream)
+    display = TrainingDisplay(folder.open_log, config.output.log_every, stream)
     try:
         result = trainer.fit(
             log,
             validation,
             observer=display,
-            checkpoints=_PendingCheckpoints(assembly, folder),
+            checkpoints=_PendingCheckpoints(assembly, folder, keeper),
             save_every=config.output.checkpoint_every,
             resume=state,
         )
     finally:
         display.close()
+        if keeper is not None:
+            keeper.close()
     run = folder.make()
     report = _report(assembly, name, result, resumed_from)
     write_report(run, report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,17 @@ def test_predict_without_a_file_prints_csv(job: Job, capfd: pytest.CaptureFixtur
     lines = capfd.readouterr().out.splitlines()
     assert lines[0] == '"item","probability"'
     assert len(lines) == 21
+
+
+def test_kept_texts_come_back_at_export_also_after_a_resume(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["features.features.1.keep_values=true", "output.name=run"]
+    job.train(capsys, *words, "train.max_steps=5")
+    facts = job.train(capsys, *words, "train.epochs=1", "--resume")
+    assert not list(Path(tempfile.gettempdir()).glob("embershard-values-*"))
+    to = job.folder / "item.parquet"
+    told_of = told(capsys, "export", facts["checkpoint"], "--table", "item", "--to", str(to))
+    assert told_of["collisions"]["item"]["texts"] == 60
+    assert sorted(pq.read_table(to).column("id").to_pylist()) == sorted(f"item-{number}" for number in range(60))
 
 
 @pytest.mark.process
