@@ -17,8 +17,7 @@ from ..embedding.store import EmbeddingStore
 from ..embedding.table_config import Adagrad
 from ..feature_map import Categorical, FeatureMap, Numeric
 from ..models.config import DeepFMConfig, OptimizerConfig, TrainConfig
-from ..models.mlp import mlp
-from ..models.model_factory import build_dense_optimizer, build_embeddings, build_model
+from ..models.model_factory import build_embeddings, build_model
 from ..models.prefetch_pipeline import prefetch
 from ..models.trainer import Trainer
 from ..ps_server import LocalStore, connect
@@ -152,20 +151,23 @@ class TrainingJob:
         """Train the next work units; all pushes are applied at the end."""
         units = self._log.units(0)[self._next : self._next + self._units]
         self._next += self._units
-        stream = self._log.batches(self._features, self._options.batch_size, epoch=0, units=units)
+        stream = self._log.batches(self._features, self._options.batch_size, epoch=0, units=units, prefetch=0)
         for batch, inputs in prefetch(stream, self._embeddings, self._options.pipeline_depth):
             self._trainer.step(batch, inputs).item()
 
 
 class DenseCeiling:
-    """The same net and dense optimizer; the embeddings are a constant tensor that wants its gradient."""
+    """The same net in plain torch; the embeddings are a constant tensor that wants its gradient."""
 
     def __init__(self, options: Options) -> None:
         size, dim = options.batch_size, options.dim
-        self._mlp = mlp(FEATURES * dim + NUMERICS, options.hidden)
-        optimizer = build_dense_optimizer(OptimizerConfig().dense, self._mlp)
-        assert optimizer is not None  # an MLP has parameters
-        self._optimizer = optimizer
+        layers: list[nn.Module] = []
+        width = FEATURES * dim + NUMERICS
+        for hidden in options.hidden:
+            layers += [nn.Linear(width, hidden), nn.ReLU()]
+            width = hidden
+        self._mlp = nn.Sequential(*layers, nn.Linear(width, 1))
+        self._optimizer = torch.optim.Adam(self._mlp.parameters(), lr=1e-3)
         self._loss = nn.BCEWithLogitsLoss()
         self._dense, self._label = torch.rand(size, NUMERICS), (torch.rand(size) < 0.3).float()
         self._embeddings = torch.rand(size, FEATURES, dim) * 0.01

@@ -14,9 +14,10 @@ from .embedding_collection import EmbeddingCollection
 from .embedding_output import EmbeddingOutput
 from .pulled_rows import KeyedBatch, PulledRows
 from .tensor_batch import TensorBatch
+from .thread_priority import yield_to_the_step
 
-PREPARED_AHEAD = 2
-"""De-duplicated batches that wait for their pull."""
+PREPARED_AHEAD = 6
+"""De-duplicated batches that wait for their pull; enough to even out a reader that decodes many batches at a time."""
 
 READER_PATIENCE_SECONDS = 10.0
 """How long leaving a loop waits for a reader that is inside its source."""
@@ -184,6 +185,7 @@ class _Pipeline:
         return answer
 
     def _read(self, batches: Iterable[FeatureBatch]) -> None:
+        yield_to_the_step()
         iterator: Iterator[FeatureBatch] = iter(())
         end: _Failure | None = None
         try:

@@ -177,6 +177,7 @@ class TrainingRun:
             seed=config.seed,
             shuffle=config.shuffle,
             start=ReadPosition(at.epoch, at.unit, at.batch),
+            prefetch=0,  # the pipeline's own thread reads
         )
         trained, began, units = 0, time.perf_counter(), set()
         with closing(prefetch(_first(stream, limit), self.trainer.embeddings, config.pipeline_depth)) as batches:  # type: ignore[type-var]
