@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ..models.openmp_spin import limit_openmp_spin
 from . import bench, cluster, demo, evaluate, export, features, inspect_file, key, predict, shard, train
 from .errors import EXIT_FAILURE, EXIT_INTERRUPTED, describe, exit_code
 
@@ -55,6 +56,7 @@ app.add_typer(features.app, name="features")
 
 def run(arguments: Sequence[str]) -> int:
     """Exit code of one command line. Nothing but results goes to stdout; errors are one message on stderr."""
+    limit_openmp_spin()
     words = list(arguments)
     show_traceback = TRACEBACK in words
     try:

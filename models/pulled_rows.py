@@ -94,7 +94,7 @@ class PulledRows:
             self.unique.keys,
             gradients,
             self.unique.occurrences,
-            self.batch.size,
+            max(self.batch.size, 1),  # an empty batch is pushed too, so that its turn counts as taken
             step,
             now,
             lr_scale,
