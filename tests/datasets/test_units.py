@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embershard.datasets import BatchId, ClickLog, ClickLogError, ColumnSpec, DataFileError, ReadPosition
@@ -46,6 +46,7 @@ files = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(files, st.integers(1, 150))
 def test_units_hold_every_row_once_and_no_unit_mixes_layouts_or_grows(
     shapes: list[tuple[tuple[int, ...] | None, str]], unit_rows: int
@@ -137,6 +138,7 @@ def test_b74_each_row_is_read_once_over_ranks_and_workers(
     assert max(reads) - min(reads) <= (128 if unit_rows == 64 else 64)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 40), st.integers(1, 15), st.integers(1, 20))
 def test_shares_cover_each_batch_once(units: int, shards: int, batches: int) -> None:
     seen = Counter(
