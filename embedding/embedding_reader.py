@@ -141,10 +141,22 @@ class _Table:
         newest = layers[-1][1].table(name)
         self.dim = newest.dim
         self._unseen = np.array(newest.unseen, np.float32)
+        tablets = len(layers[-1][1].changes_since)
+        self._tablet_shift = np.uint64(64 - (tablets.bit_length() - 1))
+        self._unseen_rows: Vectors | None = None
+        if newest.unseen_rows:
+            self._unseen_rows = np.zeros((tablets, self.dim), np.float32)
+            for row in newest.unseen_rows:
+                self._unseen_rows[row.tablet] = row.vector
 
     def lookup(self, keys: Keys) -> Vectors:
-        vectors = np.empty((len(keys), self.dim), np.float32)
-        vectors[:] = self._unseen
+        if self._unseen_rows is None:
+            vectors = np.empty((len(keys), self.dim), np.float32)
+            vectors[:] = self._unseen
+        elif len(self._unseen_rows) == 1:
+            vectors = np.repeat(self._unseen_rows, len(keys), axis=0)
+        else:
+            vectors = self._unseen_rows[(keys >> self._tablet_shift).astype(np.intp)]
         # In key order the bisections walk through the file once, in place of jumping about in it.
         rows = np.argsort(keys)
         for layer in self._layers:

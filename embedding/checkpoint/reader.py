@@ -14,7 +14,7 @@ from pyarrow import fs as pafs
 from safetensors.numpy import load as load_tensors
 
 from ..errors import CheckpointMismatchError, CorruptCheckpointError
-from ..table_config import TableConfig
+from ..table_config import TableConfig, unknown_table
 from ..table_group import AppliedMemory, TableRows, TabletSnapshot
 from .catalog import SkippedCheckpoint, check_sizes, list_checkpoints, read_manifest
 from .manifest import Manifest
@@ -133,8 +133,8 @@ class Checkpoint:
     def restore(self, store: RestoreTarget, *, only: Collection[str] | None = None) -> RestoreReport:
         """What was restored. Every tablet of the store is replaced: rows, optimizer state, counters, applied memory.
 
-        only: tables wanted; None for all. Tables the store lacks are made with the checkpoint's configuration; the
-              store's other tables are emptied.
+        only: tables wanted (their unknown rows come along); None for all. Tables the store lacks are made with the
+              checkpoint's configuration; the store's other tables are emptied.
         Raises: CheckpointMismatchError naming table and field; nothing was changed. What the store raises (a lost
                 connection): some tablets are restored and others not, so restore again.
         """
@@ -142,7 +142,9 @@ class Checkpoint:
             raise CheckpointMismatchError(
                 f"{self.path}: expected a store of {self.tablet_bits} tablet bits, got {store.tablet_bits}"
             )
-        wanted = [table for table in self.tables() if only is None or table.name in only]
+        asked = {table.name for table in self.tables() if only is None or table.name in only}
+        companions = {unknown_table(t).name for t in self.tables() if t.name in asked and t.unseen == "unknown_row"}
+        wanted = [table for table in self.tables() if table.name in asked | companions]
         present = {table.name: table for table in store.tables()}
         for table in wanted:
             if table.name in present:

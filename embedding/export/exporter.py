@@ -21,9 +21,9 @@ from ..checkpoint.snapshot_stream import SnapshotSource, StoreFailure, snapshots
 from ..checkpoint.storage import Directory
 from ..checkpoint.tablet_file import safe_name
 from ..errors import CheckpointMismatchError, CheckpointWriteError, UnknownTableError
-from ..table_config import TableConfig
-from ..table_group import TableRows
-from .manifest import ExportedBlock, ExportedTable, ExportManifest, ExportOptions
+from ..table_config import TableConfig, unknown_table
+from ..table_group import TabletSnapshot
+from .manifest import ExportedBlock, ExportedTable, ExportManifest, ExportOptions, UnseenRow
 from .raw_ids import RawIds
 from .storage import ExportTarget, read_export_manifest
 from .table_writer import WRITERS, TableWriter
@@ -102,7 +102,7 @@ def _write(
         for index, plan in enumerate(plans):
             writer = WRITERS[plan.options.format](directory, _file_name(plans, index), plan)
             stack.callback(writer.abandon)
-            streams.append(_TableStream(plan, writer, base is not None))
+            streams.append(_TableStream(plan, writer, base))
         changes_since = []
         for snapshot, version in snapshots(source, since, "the base export"):
             if base is not None and snapshot.since_version is None:
@@ -112,20 +112,26 @@ def _write(
                 )
             changes_since.append(version)
             for stream in streams:
-                if (rows := snapshot.tables.get(stream.plan.config.name)) is not None:
-                    stream.add(rows)
+                stream.add(snapshot)
         return _Written([stream.finish() for stream in streams], changes_since)
 
 
 class _TableStream:
     """One table on its way from snapshots to its writer."""
 
-    def __init__(self, plan: TableExport, writer: TableWriter, is_delta: bool) -> None:
-        self.plan, self._writer, self._is_delta = plan, writer, is_delta
+    def __init__(self, plan: TableExport, writer: TableWriter, base: ExportManifest | None) -> None:
+        self.plan, self._writer, self._is_delta = plan, writer, base is not None
         self._rows = 0
         self._erased: list[npt.NDArray[np.uint64]] = []
+        known = () if base is None else base.table(plan.config.name).unseen_rows
+        self._unseen = {row.tablet: row for row in known}
 
-    def add(self, rows: TableRows) -> None:
+    def add(self, snapshot: TabletSnapshot) -> None:
+        if self.plan.config.unseen == "unknown_row":
+            self._add_unseen(snapshot)
+        rows = snapshot.tables.get(self.plan.config.name)
+        if rows is None:
+            return
         exported = self.plan.rows(rows)
         self._writer.add(exported)
         self._rows += len(exported.keys)
@@ -142,17 +148,24 @@ class _TableStream:
             id=None if ids is None else ids.type,
             missing_key=None if ids is None else ids.missing_key,
             blocks=tuple(ExportedBlock(name=name, dim=dim) for name, _, dim in self.plan.blocks),
-            unseen=tuple(_unseen_vector(self.plan)),
+            unseen=self._mean_unseen(),
+            unseen_rows=tuple(self._unseen[tablet] for tablet in sorted(self._unseen)),
             rows=self._rows,
             erased=len(erased),
             files=tuple(files),
         )
 
+    def _add_unseen(self, snapshot: TabletSnapshot) -> None:
+        rows = snapshot.tables[unknown_table(self.plan.config).name]
+        for vector, count in zip(self.plan.vectors(rows.weights).tolist(), rows.count.tolist(), strict=True):
+            self._unseen[snapshot.tablet] = UnseenRow(tablet=snapshot.tablet, count=count, vector=tuple(vector))
 
-def _unseen_vector(plan: TableExport) -> list[float]:
-    if plan.config.unseen != "zeros":
-        raise ValueError(f"expected unseen: zeros, got {plan.config.unseen} (table {plan.config.name!r})")
-    return [0.0] * plan.dim
+    def _mean_unseen(self) -> tuple[float, ...]:
+        rows = [row for row in self._unseen.values() if row.count]
+        if not rows:
+            return (0.0,) * self.plan.dim
+        mean = np.average([row.vector for row in rows], axis=0, weights=[row.count for row in rows])
+        return tuple(mean.astype(np.float32).tolist())
 
 
 def _manifest(
@@ -181,7 +194,10 @@ def _chosen_tables(source: SnapshotSource, names: Sequence[str] | None) -> list[
     for name in names or ():
         if name not in present:
             raise UnknownTableError(f"expected one of tables {sorted(present)}, got {name!r}")
-    return list(present.values()) if names is None else [present[name] for name in dict.fromkeys(names)]
+    if names is not None:
+        return [present[name] for name in dict.fromkeys(names)]
+    companions = {unknown_table(table).name for table in present.values() if table.unseen == "unknown_row"}
+    return [table for name, table in present.items() if name not in companions]
 
 
 def _texts(dictionaries: Mapping[str, pa.Table] | str | Path | None, table: str) -> pa.Table | None:

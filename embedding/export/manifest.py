@@ -65,12 +65,22 @@ class ExportedBlock(_Frozen):
     dim: int = Field(ge=1)
 
 
+class UnseenRow(_Frozen):
+    """What keys of one tablet read that have no row (`unseen: unknown_row`), and the count it was trained by."""
+
+    tablet: int = Field(ge=0)
+    count: int = Field(ge=0)
+    vector: tuple[float, ...]
+
+
 class ExportedTable(_Frozen):
     """One table of an export.
 
     id:          type of the raw ids recovered, or None where there are none (crosses, text without a dictionary).
     missing_key: key of the row that stands for missing values; its id is null.
-    unseen:      (dim,) vector of a key that has no row.   erased: keys that left since the base (deltas only).
+    unseen:      (dim,) vector of a key that has no row; where there are `unseen_rows`, their mean by count.
+    unseen_rows: what evaluation reads instead: the vector of the key's tablet, zeros where it has none.
+    erased:      keys that left since the base (deltas only).
     """
 
     name: str
@@ -79,6 +89,7 @@ class ExportedTable(_Frozen):
     missing_key: int | None
     blocks: tuple[ExportedBlock, ...]
     unseen: tuple[float, ...]
+    unseen_rows: tuple[UnseenRow, ...] = ()
     rows: int = Field(ge=0)
     erased: int = Field(default=0, ge=0)
     files: tuple[ExportedFile, ...]

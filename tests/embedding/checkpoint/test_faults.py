@@ -41,7 +41,7 @@ def no_room_beyond():
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("size", [0, 100, 2000, 20_000, 50_000])
+@pytest.mark.parametrize("size", [0, 100, 2000, 4_000, 50_000])
 def test_disk_full_leaves_nothing_and_the_older_one_works_b39(
     tmp_path: Path, full_store: SnapshotStore, configs, no_room_beyond, size: int
 ) -> None:
@@ -262,7 +262,7 @@ from embershard.embedding.table_config import ColumnBlock, TableConfig
 
 def save_from(step):
     store = SnapshotStore([TableConfig(name="user", blocks=(ColumnBlock(dim=16),))], tablet_bits=4)
-    keys = np.random.default_rng(0).integers(0, 1 << 64, 20_000, np.uint64)
+    keys = np.random.default_rng(0).integers(0, 1 << 64, 4_000, np.uint64)
     while True:
         store.put("user", keys, seed=step)
         write_checkpoint(sys.argv[1], store, TrainingState(step=step, dense={"step": np.full(1000, step)}))
@@ -283,7 +283,7 @@ for line in sys.stdin:
 def test_kill_at_any_moment_of_a_save_leaves_a_complete_newest_b39(tmp_path: Path) -> None:
     """Twenty kills at moments drawn at random: what is found is whole, and of one step."""
     rng = np.random.default_rng(3)
-    keys = np.random.default_rng(0).integers(0, 1 << 64, 20_000, np.uint64)
+    keys = np.random.default_rng(0).integers(0, 1 << 64, 4_000, np.uint64)
     found, torn = 0, 0
     command = [sys.executable, "-c", SAVE_FOREVER, str(tmp_path), str(Path(__file__).parent)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
@@ -294,9 +294,8 @@ def test_kill_at_any_moment_of_a_save_leaves_a_complete_newest_b39(tmp_path: Pat
             child = int(parent.stdout.readline())
             while not any(int(path.name[5:14]) > found for path in tmp_path.glob("step-?????????")):
                 assert parent.poll() is None
-            moment = time.monotonic() + float(rng.uniform(0, 0.1))
-            while time.monotonic() < moment:
-                pass
+                time.sleep(0.001)
+            time.sleep(float(rng.uniform(0, 0.05)))
             os.kill(child, signal.SIGKILL)
             assert parent.stdout.readline() == "dead\n"
             checkpoint, skipped = latest_checkpoint(tmp_path)

@@ -17,6 +17,7 @@ from embershard.embedding.table_config import (
     Adam,
     ColumnBlock,
     Ftrl,
+    MinCount,
     RowwiseAdagrad,
     TableConfig,
     Zeros,
@@ -42,7 +43,6 @@ def reference_store() -> LocalStore:
 
 
 def native_store() -> LocalStore:
-    pytest.importorskip("embershard.embedding.native_table_group")
     return LocalStore(4)
 
 
@@ -205,3 +205,24 @@ def test_saving_while_four_clients_train_keeps_each_row_whole_b36(tmp_path: Path
                 total -= np.float32(1) / (np.sqrt(np.float32(count)) + np.float32(1e-8))
             assert rows.weights[index].tolist() == [total, total]
     assert moved > 0
+
+
+def test_admission_counters_survive_b32(tmp_path: Path, make_store) -> None:
+    """Threshold 3: two occurrences, checkpoint, restore, one more: admitted."""
+    table = TableConfig(name="user", blocks=(ColumnBlock(dim=2),), admission=MinCount(count=3))
+    store = make_store()
+    store.ensure_tables([table])
+    keys = TableKeys.of("user", np.array([5, 1 << 63], np.uint64))
+
+    def push(target: LocalStore, batch: int, occurrences: int) -> None:
+        counts = np.full(2, occurrences, np.uint32)
+        token = PushToken(1, 1, batch)
+        target.exchange(Push(token, keys, np.ones(4, np.float32), counts, examples=1, step=1, now=0), None)
+
+    push(store, 0, 2)
+    assert store.stats()["user"].rows == 0
+    fresh = make_store()
+    with open_checkpoint(write_checkpoint(tmp_path, store, TrainingState(step=1))) as checkpoint:
+        checkpoint.restore(fresh)
+    push(fresh, 1, 1)
+    assert fresh.stats()["user"].rows == 2

@@ -11,11 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from embershard.embedding.checkpoint import TrainingState, open_checkpoint, write_checkpoint
 from embershard.embedding.embedding_reader import EmbeddingReader
 from embershard.embedding.errors import CheckpointMismatchError, CorruptCheckpointError
 from embershard.embedding.export import ExportOptions, export_tables
-from embershard.embedding.store import Pull
+from embershard.embedding.reference import ReferenceTableGroup
+from embershard.embedding.store import Pull, Push, PushToken
+from embershard.embedding.table_config import ColumnBlock, MinCount, TableConfig
 from embershard.embedding.table_group import TableKeys
+from embershard.ps_server.local_store import LocalStore
 
 from .conftest import INT64_IDS, TEXTS, UINT64_IDS, Trained
 
@@ -56,6 +60,49 @@ def test_null_is_the_missing_value_of_the_feature(tmp_path: Path, trained: Train
     assert reader.lookup("user", [None, 17]).tolist() == [learned.tolist(), seen.tolist()]
     assert reader.lookup("user_b", [None, 17]).tolist() == [[0, 0, 0, 0], seen.tolist()]
     assert reader.lookup("word", [None]).tolist() == [[0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_unseen_keys_read_the_unknown_row_of_their_tablet(tmp_path: Path, format: str) -> None:
+    """As evaluation reads it, over a delta and a restored checkpoint as well."""
+    table = TableConfig(name="ad", blocks=(ColumnBlock(dim=2),), admission=MinCount(count=2), unseen="unknown_row")
+    store = LocalStore(tables=ReferenceTableGroup(2))
+    store.ensure_tables([table])
+    quarter = np.arange(4, dtype=np.uint64) << np.uint64(62)
+
+    def push(batch: int, keys: np.ndarray, occurrences: int) -> None:
+        gradients = np.random.default_rng(batch).standard_normal(2 * len(keys)).astype(np.float32)
+        counts = np.full(len(keys), occurrences, np.uint32)
+        token = PushToken(1, 1, batch)
+        store.exchange(Push(token, TableKeys.of("ad", np.sort(keys)), gradients, counts, 1, 1, 0), None)
+
+    def check(*exports: str) -> None:
+        asked = np.concatenate([quarter + np.uint64(offset) for offset in (5, 9, 77)])
+        rows = store.exchange(None, Pull(TableKeys.of("ad", asked), absent="unseen")).rows
+        assert rows is not None
+        reader = EmbeddingReader(*[tmp_path / name for name in exports])
+        assert reader.tables == ("ad",)
+        assert reader.lookup_keys("ad", asked).tobytes() == rows.values.tobytes()
+        assert len(np.unique(rows.values.reshape(-1, 2), axis=0)) > 3
+
+    options = ExportOptions(format=format)
+    push(0, quarter[:3] + np.uint64(5), 3)
+    push(1, quarter[:2] + np.uint64(9), 1)
+    export_tables(store, tmp_path / "base", None, options)
+    check("base")
+    push(2, quarter[1:] + np.uint64(21), 1)
+    export_tables(store, tmp_path / "delta", None, options, base=tmp_path / "base")
+    check("base", "delta")
+    unseen = EmbeddingReader(tmp_path / "base", tmp_path / "delta").manifest.table("ad")
+    assert [row.tablet for row in unseen.unseen_rows] == [0, 1, 2, 3]
+    vectors = np.array([row.vector for row in unseen.unseen_rows])
+    mean = np.average(vectors, axis=0, weights=[row.count for row in unseen.unseen_rows])
+    assert np.allclose(unseen.unseen, mean, atol=1e-7)
+    with open_checkpoint(write_checkpoint(tmp_path / "checkpoints", store, TrainingState(step=1))) as checkpoint:
+        fresh = LocalStore(tables=ReferenceTableGroup(2))
+        assert set(checkpoint.restore(fresh, only={"ad"}).rows) == {"ad", "ad/unknown"}
+        store = fresh
+        check("base", "delta")
 
 
 def test_what_is_not_there_is_named(tmp_path: Path, trained: Trained) -> None:
