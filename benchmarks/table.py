@@ -1,0 +1,177 @@
+"""Rows of the native table: lookup, push, insert and erase beside `numpy.take` on a dense array of that size."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from ..embedding.native_table_group import NativeTableGroup
+from ..embedding.table_config import (
+    Adagrad,
+    Adam,
+    ColumnBlock,
+    Ftrl,
+    Optimizer,
+    RowwiseAdagrad,
+    Sgd,
+    TableConfig,
+)
+from ..embedding.table_group import TableKeys, UpdateStep
+from .measurement import BenchOptions, Measurement, interleaved_rates
+
+TABLE = "table"
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": Sgd(),
+    "adagrad": Adagrad(),
+    "rowwise_adagrad": RowwiseAdagrad(),
+    "adam": Adam(),
+    "ftrl": Ftrl(),
+}
+REQUESTS = 8
+ZIPF_EXPONENT = 1.2
+COUNTER_BYTES = 8
+
+
+class Options(BenchOptions):
+    """rows: sizes at which every dim of `dims` is measured; big_rows: size at which only `big_dims` are.
+
+    keys: keys a call.   threads: table threads.   max_gib: combinations whose rows would take more are left out.
+    """
+
+    dims: tuple[int, ...] = (8, 16, 64, 128)
+    rows: int = 1_000_000
+    big_dims: tuple[int, ...] = (16,)
+    big_rows: int = 10_000_000
+    keys: int = 100_000
+    threads: tuple[int, ...] = (1, 2)
+    optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
+    rounds: int = 16
+    max_gib: float = 12.0
+
+
+def run(options: Options) -> Iterator[Measurement]:
+    """Every verb for Adagrad rows, and the push alone for the other optimizers, uniform and Zipf keys."""
+    if options.quick:
+        options = options.model_copy(
+            update={"dims": (16,), "rows": 50_000, "big_dims": (), "keys": 10_000, "threads": (1,), "rounds": 3}
+        )
+    sizes = [(dim, options.rows) for dim in options.dims] + [(dim, options.big_rows) for dim in options.big_dims]
+    for dim, rows in sizes:
+        dense = np.ones((rows, dim), np.float32)
+        for threads in options.threads:
+            for name in options.optimizers:
+                if _gib(dim, rows, name) <= options.max_gib:
+                    yield from _one_table(options, dense, threads, name)
+                    gc.collect()
+
+
+def _gib(dim: int, rows: int, optimizer: str) -> float:
+    state = {"sgd": 0, "adagrad": dim, "rowwise_adagrad": 1, "adam": 2 * dim + 1, "ftrl": 2 * dim}[optimizer]
+    return 1.35 * (4 * dim + 4 * state + COUNTER_BYTES) * rows / 2**30
+
+
+def _one_table(options: Options, dense: npt.NDArray[np.float32], threads: int, optimizer: str) -> Iterator[Measurement]:
+    rows, dim = dense.shape
+    rng = np.random.default_rng(0)
+    every = rng.permutation(np.arange(1, rows + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    before = psutil.Process().memory_info().rss
+    group = NativeTableGroup(8, threads)
+    block = ColumnBlock(dim=dim, optimizer=OPTIMIZERS[optimizer])
+    group.ensure_table(TableConfig(name=TABLE, blocks=(block,)))
+    push = _Push(group, dim, options.keys, rng)
+    for first in range(0, rows, options.keys):
+        push(TableKeys.of(TABLE, every[first : first + options.keys]))
+    resident = (psutil.Process().memory_info().rss - before) / rows
+    counted = sum(group.stats()[TABLE].bytes_by_part.values()) / rows
+    target = 4 * dim + 4 * group.state_width(TABLE) + COUNTER_BYTES
+    for distribution, positions in _positions(rng, rows, options.keys).items():
+        is_whole = optimizer == "adagrad" and distribution == "uniform"
+        work, amounts = _work(group, push, dense, every, positions, is_whole)
+        if optimizer != "adagrad":
+            work = {name: call for name, call in work.items() if name in {"take", "push"}}
+        rates = interleaved_rates(work, amounts, options.rounds, warm_up=2)
+        for name in work:
+            if name != "take":
+                details = {
+                    "dim": dim,
+                    "rows": rows,
+                    "keys": round(amounts[name]),
+                    "threads": threads,
+                    "distribution": distribution,
+                    "bytes_per_row": round(counted, 1),
+                    "resident_bytes_per_row": round(resident, 1),
+                    "memory_ratio": round(counted / target, 3),
+                }
+                workload = f"push_{optimizer}" if name == "push" else name
+                yield Measurement(workload, rates[name], "rows/s", "numpy.take", rates["take"], details)
+
+
+class _Push:
+    """Applies the same gradients to the rows of a request."""
+
+    def __init__(self, group: NativeTableGroup, dim: int, keys: int, rng: np.random.Generator) -> None:
+        self._group = group
+        self._dim = dim
+        self._gradients = rng.normal(0, 0.01, keys * dim).astype(np.float32)
+        self._occurrences = np.ones(keys, np.uint32)
+
+    def __call__(self, request: TableKeys) -> object:
+        count = len(request.keys)
+        gradients, occurrences = self._gradients[: count * self._dim], self._occurrences[:count]
+        return self._group.apply_gradients(request, gradients, occurrences, UpdateStep())
+
+
+def _positions(rng: np.random.Generator, rows: int, keys: int) -> dict[str, list[npt.NDArray[np.int64]]]:
+    """Positions of each request's keys, unique within it; Zipf requests are the distinct ones of `keys` draws."""
+    weights = np.arange(1, rows + 1, dtype=np.float64) ** -ZIPF_EXPONENT
+    cumulative = np.cumsum(weights) / weights.sum()
+    return {
+        "uniform": [rng.choice(rows, keys, replace=False) for _ in range(REQUESTS)],
+        "zipf": [
+            rng.permutation(np.unique(np.minimum(np.searchsorted(cumulative, rng.random(keys)), rows - 1)))
+            for _ in range(REQUESTS)
+        ],
+    }
+
+
+def _work(
+    group: NativeTableGroup,
+    push: _Push,
+    dense: npt.NDArray[np.float32],
+    every: npt.NDArray[np.uint64],
+    positions: list[npt.NDArray[np.int64]],
+    is_whole: bool,
+) -> tuple[dict[str, Callable[[], object]], dict[str, float]]:
+    """Calls of one turn each and the mean number of rows a call touches."""
+    dim = dense.shape[1]
+    requests = [TableKeys.of(TABLE, every[chosen]) for chosen in positions]
+    widest = max(len(chosen) for chosen in positions)
+    taken, looked_up = np.empty((widest, dim), np.float32), np.empty(widest * dim, np.float32)
+    turns = dict.fromkeys(("take", "lookup", "push", "insert", "erase"), 0)
+
+    def turn(name: str) -> int:
+        turns[name] += 1
+        return turns[name] % REQUESTS
+
+    def take() -> object:
+        chosen = positions[turn("take")]
+        return np.take(dense, chosen, axis=0, out=taken[: len(chosen)], mode="clip")
+
+    def lookup() -> object:
+        request = requests[turn("lookup")]
+        return group.lookup(request, "initial", looked_up[: len(request.keys) * dim])
+
+    work: dict[str, Callable[[], object]] = {"take": take, "lookup": lookup}
+    work["push"] = lambda: push(requests[turn("push")])
+    if is_whole:
+        # Odd multipliers of another constant: keys the table does not hold.
+        fresh = np.arange(1, REQUESTS * widest + 1, dtype=np.uint64) * np.uint64(0xD6E8FEB86659FD93)
+        absent = [TableKeys.of(TABLE, fresh[i * widest : (i + 1) * widest]) for i in range(REQUESTS)]
+        work["insert"] = lambda: push(absent[turn("insert")])
+        work["erase"] = lambda: group.erase(absent[turn("erase")])
+    mean = float(np.mean([len(chosen) for chosen in positions]))
+    return work, dict.fromkeys(work, mean)
