@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,15 @@ def test_demo_runs_and_leaves_a_checkpoint_and_an_export(tmp_path: Path, capsys:
     assert 0.75 < found["auc"] < found["best_auc"] < 0.93
     assert told(capsys, "inspect", str(tmp_path / "demo-run" / "export"))["rows"] == found["rows"]
     assert told(capsys, "evaluate", str(tmp_path / "demo-run" / "demo.yaml"))["auc"] == pytest.approx(found["auc"])
+
+
+def test_the_lines_that_the_demo_prints_work_as_they_stand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["demo", "--folder", str(tmp_path / "demo-run"), "--rows", "20000"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    to_try = lines[lines.index("Try next:") + 1 :]
+    assert len(to_try) == 3
+    for line in to_try:
+        assert run(shlex.split(line)[1:]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.slow
