@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -34,6 +35,7 @@ from .work_unit import BatchId, WorkUnit, describe_unit
 
 BatchT = TypeVar("BatchT")
 UNIT_ROWS = 65_536
+FOOTER_THREADS = 8
 
 
 class ClickLog:
@@ -270,6 +272,11 @@ class ClickLog:
     def _plan(self) -> tuple[PlannedUnit, ...]:
         with self._plan_lock:
             if self._cut is None:
+                readers = [source.reader for source in self._records.sources.values()]
+                if len(readers) > 1:
+                    # Footers of a remote log are read one round trip each; readers keep what they found.
+                    with ThreadPoolExecutor(min(FOOTER_THREADS, len(readers)), "click-log-footers") as pool:
+                        list(pool.map(lambda reader: reader.pieces(), readers))
                 cut = cut_units((self._records.sources[path].reader for path in self._files), self._unit_rows)
                 if not cut:
                     raise EmptyClickLogError(f"expected rows to read, got none in {len(self._files)} files")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import threading
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from embershard.datasets import BatchId, ClickLog, ClickLogError, ColumnSpec, DataFileError, ReadPosition
 from embershard.datasets.row_order import mix, mix64, mix64_array, permutation, unit_id
 from embershard.datasets.sharding import shares
+from embershard.datasets.table_reader import TableReader
 from embershard.datasets.unit_plan import cut_units, unit_order
 
 
@@ -262,3 +264,26 @@ def test_nulls_come_before_all_times_even_those_before_1970() -> None:
     dates = pa.array([20_000, 3, None], pa.date32())
     log = ClickLog.from_table({"row": range(3), "time": dates}, time_column="time")
     assert [row for _, rows in log.batches(RowIds(), 2) for row in rows] == [2, 1, 0]
+
+
+def test_files_are_looked_at_side_by_side_and_the_first_error_is_raised() -> None:
+    together = threading.Barrier(3, timeout=20)
+
+    class Remote(TableReader):
+        def pieces(self) -> tuple[int, ...]:
+            if not self.seen:
+                self.seen = True
+                together.wait()
+            return super().pieces()
+
+        seen = False
+
+    table = pa.table({"row": [1, 2]})
+    assert ClickLog.over(*(Remote(table, path=f"{number}") for number in range(3))).rows() == 6
+
+    class Broken(TableReader):
+        def pieces(self) -> tuple[int, ...]:
+            raise DataFileError("expected a file", path=self.path)
+
+    with pytest.raises(DataFileError, match="'bad 1'"):
+        ClickLog.over(TableReader(table, path="good"), *(Broken(table, path=f"bad {n}") for n in (1, 2))).units(0)
