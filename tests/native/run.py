@@ -1,0 +1,57 @@
+"""Compiles the native core with its stress test under each sanitizer and runs it; exits non-zero on a failure."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+NATIVE = ROOT / "embedding" / "native"
+SOURCES = ["arena", "kernels", "part", "policies", "row_store", "table", "table_group", "thread_pool"]
+COMMON = ["-std=c++20", "-O1", "-g", "-ffp-contract=off", "-fno-math-errno", f"-I{NATIVE}", "-pthread"]
+SANITIZERS = {
+    "address,undefined": ["-fno-sanitize-recover=all"],
+    "thread": [],
+}
+
+
+def run_under(compiler: str, sanitizer: str, folder: Path) -> str:
+    """Empty if the stress test passes under the sanitizer, else what it said."""
+    flags = [*COMMON, f"-fsanitize={sanitizer}", *SANITIZERS[sanitizer]]
+    sources = [*(NATIVE / f"{name}.cpp" for name in SOURCES), Path(__file__).with_name("stress_table_group.cpp")]
+    objects = [folder / f"{sanitizer}-{source.stem}.o" for source in sources]
+    for source, target in zip(sources, objects, strict=True):
+        built = subprocess.run(
+            [compiler, *flags, "-c", source, "-o", target], capture_output=True, text=True, check=False
+        )
+        if built.returncode:
+            return f"{source} does not compile under {sanitizer}:\n{built.stderr}"
+    program = folder / f"stress-{sanitizer}"
+    linked = subprocess.run([compiler, *flags, *objects, "-o", program], capture_output=True, text=True, check=False)
+    if linked.returncode:
+        return f"linking under {sanitizer}:\n{linked.stderr}"
+    environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=1"}
+    ran = subprocess.run([program], capture_output=True, text=True, check=False, env=environment, timeout=300)
+    return f"stress test under {sanitizer}:\n{ran.stdout}{ran.stderr}" if ran.returncode else ""
+
+
+def main() -> int:
+    """0 if every sanitizer is content, or if there is no compiler to ask."""
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    if compiler is None:
+        print("native tests skipped: no g++ or clang++ on this machine")
+        return 0
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        failures = list(pool.map(lambda sanitizer: run_under(compiler, sanitizer, Path(folder)), SANITIZERS))
+    for sanitizer, failure in zip(SANITIZERS, failures, strict=True):
+        print(failure or f"native stress test under {sanitizer}: ok")
+    return int(any(failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
