@@ -33,6 +33,14 @@ int class_of(size_t bytes) {
   return bits < kFirstClass ? kFirstClass : bits;
 }
 
+// Tries, never waits: in a child forked while another thread held the lock it is held for ever, and the system's own
+// allocator, which knows of forks, takes over.
+std::unique_lock<std::mutex> try_lock(Pool& shared) {
+  std::unique_lock lock(shared.mutex, std::try_to_lock);
+  for (int tries = 0; tries < 200 && !lock; ++tries) lock.try_lock();
+  return lock;
+}
+
 uint64_t& header(void* block) { return *static_cast<uint64_t*>(block); }
 
 }  // namespace
@@ -42,9 +50,9 @@ void* pool_allocate(size_t bytes) {
   const int size_class = class_of(bytes + kHeader);
   if (size_class <= kLastClass) {
     Pool& shared = pool();
-    const std::lock_guard lock(shared.mutex);
+    const std::unique_lock lock = try_lock(shared);
     std::vector<void*>& blocks = shared.free_blocks[static_cast<size_t>(size_class)];
-    if (!blocks.empty()) {
+    if (lock && !blocks.empty()) {
       void* block = blocks.back();
       blocks.pop_back();
       shared.kept -= size_t{1} << size_class;
@@ -63,8 +71,8 @@ void pool_free(void* memory) noexcept {
   const int size_class = static_cast<int>(header(block));
   if (size_class <= kLastClass) {
     Pool& shared = pool();
-    const std::lock_guard lock(shared.mutex);
-    if (shared.kept + (size_t{1} << size_class) <= kKeptBytes) {
+    const std::unique_lock lock = try_lock(shared);
+    if (lock && shared.kept + (size_t{1} << size_class) <= kKeptBytes) {
       try {
         shared.free_blocks[static_cast<size_t>(size_class)].push_back(block);
         shared.kept += size_t{1} << size_class;

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import mmh3
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -125,3 +130,54 @@ def test_bad_column_is_named(features: FeatureMap, change: dict, error: type[Exc
 def test_missing_column_is_named(features: FeatureMap) -> None:
     with pytest.raises(MissingColumnError, match=r"column 'user': expected it in the records, got columns \['a'\]"):
         features.encode(pa.table({"a": [1]}))
+
+
+def test_memory_of_batches_is_reused() -> None:
+    features = FeatureMap([Categorical("a"), Categorical("b", id="text"), Numeric("c")])
+    table = pa.table({"a": range(200_000), "b": [str(i) for i in range(200_000)], "c": [0.5] * 200_000})
+    process = psutil.Process()
+
+    def encode_for_a_while() -> int:
+        for _ in range(30):
+            features.encode(table)
+        return int(process.memory_info().rss)
+
+    settled = encode_for_a_while()
+    assert encode_for_a_while() - settled < 30_000_000  # one batch is 8 MB of arrays
+
+
+def test_arrays_live_as_long_as_they_are_held() -> None:
+    features = FeatureMap([Categorical("a")])
+    held = [features.encode(pa.table({"a": [i] * 5000})).keys for i in range(40)]
+    for i, keys in enumerate(held):
+        assert set(keys.tolist()) == {features.key("a", i)}
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_can_encode_while_other_threads_do() -> None:
+    program = """
+import os, sys, threading, warnings
+import pyarrow as pa
+from embershard.feature_map import Categorical, FeatureMap
+warnings.simplefilter("ignore")
+features = FeatureMap([Categorical("a")])
+table = pa.table({"a": list(range(3000))})
+expected = features.encode(table).keys.tolist()
+stop = threading.Event()
+def work():
+    while not stop.is_set():
+        features.encode(table)
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads: thread.start()
+for _ in range(30):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if features.encode(table).keys.tolist() == expected else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+stop.set()
+for thread in threads: thread.join()
+print("done")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "done\n", done.stderr
