@@ -93,19 +93,22 @@ class EmbeddingCollection(nn.Module):
         tables: Mapping[str, TableConfig] | None = None,
         device: str | torch.device = "auto",
     ) -> None:
-        """dim, optimizer, initializer: rows of one block (16, Adagrad, uniform ±0.01 unless given).
+        """dim, optimizer, initializer: rows of one block (16, Adagrad, uniform ±0.01 unless given); a dim that the
+                 feature map gives a feature comes first.
         blocks:  several column blocks instead, each with its own dim, optimizer and initializer.
         options: admission, eviction, dtype, seed … of every table.   tables: whole configurations of some tables.
         Raises: TableConflictError if the store has such a table with another configuration; nothing is changed."""
         super().__init__()
-        blocks = _blocks(dim, blocks, optimizer, initializer)
+        made = _blocks(dim, blocks, optimizer, initializer)
+        own_dims = {table.name: table.dim for table in getattr(features, "tables", ()) if table.dim is not None}
         options = options or TableOptions()
         given = dict(tables or {})
         configs: dict[str, TableConfig] = {}
         for feature in features.categorical:
             if feature.table not in configs:
                 own = given.pop(feature.table, None)
-                configs[feature.table] = own or options.table(feature.table, feature.key_space, blocks)
+                own_blocks = _of_dim(made, own_dims.get(feature.table), feature.table, resize=blocks is None)
+                configs[feature.table] = own or options.table(feature.table, feature.key_space, own_blocks)
         if given:
             raise ValueError(f"expected tables of the feature map {sorted(configs)}, got others too: {sorted(given)}")
         self.layout = RowLayout(features.categorical, configs)
@@ -228,3 +231,13 @@ def _blocks(
     if initializer is not None:
         chosen["initializer"] = initializer
     return (ColumnBlock(**chosen),)
+
+
+def _of_dim(blocks: tuple[ColumnBlock, ...], dim: int | None, table: str, *, resize: bool) -> tuple[ColumnBlock, ...]:
+    """The blocks of one table, by the dim that the feature map gives it. Raises: ValueError where they differ."""
+    if dim is None or any(block.dim == dim for block in blocks):
+        return blocks
+    if resize:
+        return tuple(block.model_copy(update={"dim": dim}) for block in blocks)
+    dims = {block.name: block.dim for block in blocks}
+    raise ValueError(f"expected a block of dim {dim}, as the feature map says of table {table!r}, got {dims}")

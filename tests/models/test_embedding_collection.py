@@ -10,6 +10,7 @@ import pytest
 import torch
 from model_fakes import CLICK_FEATURES, Feature, Features, RecordingStore, bags, click_batches, local_store
 
+import embershard as es
 from embershard.datasets.work_unit import BatchId
 from embershard.embedding.batch_rows import Bags, Pooling, RowColumns, pooled_fields
 from embershard.embedding.errors import TableConflictError
@@ -232,6 +233,24 @@ def test_two_ways_to_say_blocks_at_once_are_refused() -> None:
         EmbeddingCollection(CLICK_FEATURES, local_store(), tables={"shop": TableConfig(name="shop", blocks=FM_BLOCKS)})
     with pytest.raises(ValueError, match=r"expected pooling in .* got 'average' \(feature 'user'\)"):
         EmbeddingCollection(Features.of(user="average"), local_store())
+
+
+def test_dim_of_the_feature_map_comes_first() -> None:
+    features = es.FeatureMap([es.Categorical(name="user", dim=3), es.Categorical(name="item")])
+    embeddings = EmbeddingCollection(features, local_store(), dim=5)
+    assert [config.dim for config in embeddings.layout.configs] == [3, 5]
+    with pytest.raises(ValueError, match=r"expected a block of dim 3, as the feature map says of table 'user', got"):
+        EmbeddingCollection(features, local_store(), blocks=[ColumnBlock(name="factors", dim=4)])
+    EmbeddingCollection(features, local_store(), blocks=FM_BLOCKS)  # its factors have dim 3
+
+
+def test_raw_ids_of_a_keyed_jagged_tensor_get_the_keys_of_the_click_log() -> None:
+    features = es.FeatureMap([es.Categorical(name="user"), es.Categorical(name="tags")])
+    store = RecordingStore(local_store())
+    EmbeddingCollection(features, store)(Jagged(torch.tensor([8, 1, 2, 3, 7, -1]), [1, 0, 2, 1, 1, 1]))
+    pull = store.calls[-1][1]
+    assert pull is not None
+    assert pull.keys.keys_of(0).tolist() == [features.key("user", 7), features.key("user", -1)]
 
 
 def test_deepcopy_is_refused() -> None:
