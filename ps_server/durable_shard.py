@@ -139,7 +139,7 @@ class DurableShard:
         return _rows(self._decide_and_carry_out(lambda: self.shard.decide_erase(token, keys, tablets)))
 
     def evict(self, token: PushToken, now: int, max_rows: int | None = None) -> dict[str, int]:
-        """Rows removed per table, durable; empty where the token was carried out already."""
+        """Rows removed per table, durable; empty where the token was carried out already or no row had to go."""
         evicted = self._decide_and_carry_out(lambda: self.shard.decide_evict(token, now, max_rows))
         return evicted if isinstance(evicted, dict) else {}
 

@@ -63,11 +63,11 @@ class EraseRows:
 
 @dataclass(frozen=True, slots=True)
 class EvictRows:
-    """Rows removed by the tables' eviction policies at time `now`."""
+    """Rows removed that the tables' eviction policies named; by key, since a scan that goes on where the last one ended
+    is no function of the rows."""
 
     token: PushToken
-    now: int
-    max_rows: int | None = None
+    keys: TableKeys
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,12 +225,11 @@ def _read_erase(parts: _Parts) -> EraseRows:
 
 def _write_evict(body: _Body, evict: EvictRows) -> None:
     body.put_token(evict.token)
-    body.fields["now"] = int(evict.now)
-    body.fields["max_rows"] = None if evict.max_rows is None else int(evict.max_rows)
+    body.put_keys(evict.keys)
 
 
 def _read_evict(parts: _Parts) -> EvictRows:
-    return EvictRows(parts.token(), parts.fields["now"], parts.fields["max_rows"])
+    return EvictRows(parts.token(), parts.keys())
 
 
 def _write_ensure(body: _Body, ensure: EnsureTables) -> None:

@@ -254,8 +254,13 @@ class Shard:
         return EraseRows(token, keys, fresh) if fresh.any() else None
 
     def decide_evict(self, token: PushToken, now: int, max_rows: int | None = None) -> EvictRows | None:
-        """The mutation that evicts, or None where the token was carried out already."""
-        return EvictRows(token, now, max_rows) if self._memory.judge(token, self._owned).fresh.any() else None
+        """The mutation that evicts, or None where the token was carried out already or no row has to go.
+
+        max_rows: rows to look at; the next call goes on after them."""
+        if not self._memory.judge(token, self._owned).fresh.any():
+            return None
+        keys = self._tables.expired(now, max_rows)
+        return EvictRows(token, keys) if len(keys.keys) else None
 
     def decide_cut(self, token: PushToken, tablet: int) -> CutTablet | None:
         """The mutation that cuts the tablet, or None where it had the token already. Raises: WrongShardError."""
@@ -291,8 +296,9 @@ class Shard:
                 rows = self._tables.erase(keys, None if tablets.all() else tablets)
                 self._memory.remember(token, tablets)
                 return rows
-            case EvictRows(token, now, max_rows):
-                evicted = self._tables.evict(now, max_rows)
+            case EvictRows(token, keys):
+                parts = ((table, keys.keys_of(index)) for index, table in enumerate(keys.tables))
+                evicted = {table: self._tables.erase(TableKeys.of(table, part)) for table, part in parts}
                 self._memory.remember(token, self._owned)
                 return evicted
             case EnsureTables(tables):

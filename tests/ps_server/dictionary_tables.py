@@ -8,6 +8,7 @@ import numpy as np
 
 from embershard.embedding.errors import TableConflictError, UnknownTableError
 from embershard.embedding.table_group import (
+    TableKeys,
     TableRows,
     TableStats,
     TabletSnapshot,
@@ -98,8 +99,8 @@ class DictionaryTables:
         ]
         return sum(row is not None for row in gone)
 
-    def evict(self, now, max_rows=None):
-        return dict.fromkeys(self.configs, 0)
+    def expired(self, now, max_rows=None):
+        return TableKeys.concat({})
 
     def snapshot(self, tablet, since_version=None):
         tables = {}

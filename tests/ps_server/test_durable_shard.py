@@ -9,9 +9,10 @@ from push_log_folders import MemoryFolder
 from shard_states import shard_state
 
 from embershard.embedding.errors import DuplicateKeyError, TableConflictError, UnknownTableError
+from embershard.embedding.native_table_group import NativeTableGroup
 from embershard.embedding.reference import ReferenceTableGroup
 from embershard.embedding.store import Pull, Push, PushToken
-from embershard.embedding.table_config import Adagrad, Adam, ColumnBlock, TableConfig
+from embershard.embedding.table_config import Adagrad, Adam, Capacity, ColumnBlock, MinCount, TableConfig, Ttl
 from embershard.embedding.table_group import TableKeys
 from embershard.ps_server.client_tokens import ClientTokens
 from embershard.ps_server.durable_shard import DurableShard
@@ -39,7 +40,10 @@ from embershard.ps_server.shard_recovery import recover
 BITS = 2
 USER = TableConfig(name="user", blocks=(ColumnBlock(dim=3, optimizer=Adagrad(lr=0.3)),))
 ITEM = TableConfig(
-    name="item", blocks=(ColumnBlock(name="a", dim=2, optimizer=Adam(lr=0.1)), ColumnBlock(name="b", dim=1))
+    name="item",
+    blocks=(ColumnBlock(name="a", dim=2, optimizer=Adam(lr=0.1)), ColumnBlock(name="b", dim=1)),
+    admission=MinCount(count=3),
+    eviction=(Ttl(ttl_seconds=25), Capacity(capacity_rows=32)),
 )
 
 
@@ -56,10 +60,10 @@ class TakenCheckpoint:
         self._snapshots[tablet] = durable.snapshot(tablet)
 
 
-def start(files=None, *, checkpoints=None, staleness=None, **options):
+def start(files=None, *, checkpoints=None, staleness=None, tables=ReferenceTableGroup, **options):
     """A shard started on a copy of `files` (or a folder), and what it found."""
     folder = files if isinstance(files, MemoryFolder) else MemoryFolder(files)
-    shard = Shard(ReferenceTableGroup(BITS), staleness=staleness, generation=options.pop("generation", 0))
+    shard = Shard(tables(BITS), staleness=staleness, generation=options.pop("generation", 0))
     known = checkpoints or {}
     durable, found = recover(
         shard, folder, shard_number=0, open_base=lambda name: contextlib.nullcontext(known[name]), **options
@@ -89,7 +93,7 @@ class Traffic:
         self.tokens = ClientTokens(client=9, incarnation=3)
         self.batches = dict.fromkeys(range(1, 5), 0)
         self.sent = []
-        self.refused = 0
+        self.refused = self.evicted = 0
 
     def call(self, durable):
         rng, kind = self.rng, int(self.rng.integers(0, 14))
@@ -113,7 +117,7 @@ class Traffic:
             elif kind == 10:
                 done = self.batches[unit]
                 durable.apply(CompleteUnit(1000 + done))
-                durable.evict(self.tokens.next(), now=200 + done)
+                self.evicted += sum(durable.evict(self.tokens.next(), 130 + done, max_rows=7).values())
             elif kind == 11:
                 twice = TableKeys.of("user", [5, 5])
                 durable.push(Push(PushToken(50, 1, 0), twice, np.ones(6, np.float32), np.ones(2, np.uint32), 1, 1, 0))
@@ -125,20 +129,21 @@ class Traffic:
             self.refused += 1
 
 
-@pytest.mark.parametrize("durability", ["log", "fsync"])
+@pytest.mark.parametrize(("tables", "durability"), [(ReferenceTableGroup, "log"), (NativeTableGroup, "fsync")])
 @pytest.mark.parametrize("seed", range(3))
-def test_killed_shard_comes_back_with_the_same_bits_after_every_call(seed, durability):
-    durable, _, folder = start(durability=durability, limits=LogLimits(segment_bytes=4000))
+def test_killed_shard_comes_back_with_the_same_bits_after_every_call(seed, tables, durability):
+    durable, _, folder = start(tables=tables, durability=durability, limits=LogLimits(segment_bytes=4000))
     durable.ensure_tables((USER, ITEM))
     traffic = Traffic(seed)
     for call in range(150):
         traffic.call(durable)
         if call % 10 == 0 or call == 149:
-            again, found, _ = start(folder.copy(), durability=durability)
+            again, found, _ = start(folder.copy(), tables=tables, durability=durability)
             assert found.repairs == ()
             assert found.end == durable.log_end
             assert shard_state(again.shard) == shard_state(durable.shard)
     assert traffic.refused > 10
+    assert traffic.evicted > 0
     assert len(folder.names()) > 2
 
 
@@ -293,9 +298,10 @@ def fields(record):
     return {name: getattr(record, name) for name in type(record).__dataclass_fields__}
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_checkpoint_taken_while_pushes_go_on_and_replay_give_the_same_bits(seed):
-    durable, _, folder = start(limits=LogLimits(segment_bytes=3000))
+@pytest.mark.parametrize("tables", [ReferenceTableGroup, NativeTableGroup])
+@pytest.mark.parametrize("seed", range(3))
+def test_checkpoint_taken_while_pushes_go_on_and_replay_give_the_same_bits(seed, tables):
+    durable, _, folder = start(tables=tables, limits=LogLimits(segment_bytes=3000))
     durable.ensure_tables((USER, ITEM))
     durable.apply(RaiseLowestLease(1))
     traffic, tokens, checkpoints = Traffic(seed), ClientTokens(), {}
@@ -312,16 +318,16 @@ def test_checkpoint_taken_while_pushes_go_on_and_replay_give_the_same_bits(seed)
             taken.take(durable, tablet)
             traffic.call(durable)
         killed = folder.copy()  # before the commit: the checkpoint before counts
-        assert shard_state(start(killed, checkpoints=checkpoints)[0].shard) == shard_state(durable.shard)
+        assert shard_state(start(killed, checkpoints=checkpoints, tables=tables)[0].shard) == shard_state(durable.shard)
         before = durable.log_bytes
         assert durable.commit_checkpoint(name) < before
-        again, found, _ = start(folder.copy(), checkpoints=checkpoints)
+        again, found, _ = start(folder.copy(), checkpoints=checkpoints, tables=tables)
         assert found.checkpoint == name
         assert shard_state(again.shard) == shard_state(durable.shard)
     for call in range(40):
         traffic.call(durable)
         if call % 8 == 0:
-            again, _, _ = start(folder.copy(), checkpoints=checkpoints)
+            again, _, _ = start(folder.copy(), checkpoints=checkpoints, tables=tables)
             assert shard_state(again.shard) == shard_state(durable.shard)
 
 
