@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -33,6 +33,7 @@ class Options(BenchOptions):
     """batches: a round's, rounded up to whole work units.   rounds: turns of each side, after one to warm up.
 
     shards: processes that hold the rows (0: the training process itself).   wire: how rows and gradients travel.
+    pipeline_depth: None measures 0 (synchronous) and 1, whose rows lag one batch behind: faster, and less exact.
     ids: of the largest feature; all 26 together have about 2.7 times as many.   data: folder to keep the click log in.
     """
 
@@ -42,7 +43,7 @@ class Options(BenchOptions):
     dim: int = Field(default=16, ge=1)
     hidden: tuple[int, ...] = (256, 128)
     ids: int = Field(default=738_000, ge=8)
-    pipeline_depth: int = Field(default=0, ge=0)
+    pipeline_depth: int | None = Field(default=None, ge=0)
     torch_threads: int | None = None
     table_threads: int = Field(default=2, ge=1)
     shards: int = Field(default=0, ge=0)
@@ -58,38 +59,44 @@ def run(options: Options) -> Iterator[Measurement]:
         options = options.model_copy(update={"batches": 4, "rounds": 2, "batch_size": 1024, "ids": 10_000})
     if options.torch_threads is not None:
         torch.set_num_threads(options.torch_threads)
-    units = max(1, round(options.batches * options.batch_size / UNIT_ROWS))
-    clicks = click_log_shape(rows=units * UNIT_ROWS * (options.rounds + 1), ids=options.ids)
+    unit_rows = min(UNIT_ROWS, options.batches * options.batch_size)
+    units = max(1, round(options.batches * options.batch_size / unit_rows))
+    clicks = click_log_shape(rows=units * unit_rows * (options.rounds + 1), ids=options.ids)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         target = (options.data or Path(folder)) / f"clicks-{clicks.rows}-{clicks.max_ids}.parquet"
         path = target if target.exists() else write_synthetic_clicks(target, clicks)
-        store = stack.enter_context(_open_store(options))
-        job, ceiling = TrainingJob(path, options, units, store), DenseCeiling(options)
-        batches = units * (UNIT_ROWS // options.batch_size)
-        work = {"train": job.round, "dense": lambda: ceiling.steps(batches)}
-        amount = float(units * UNIT_ROWS)
-        rates = interleaved_rates(work, {"train": amount, "dense": amount}, rounds=options.rounds)
-        rows = sum(stats.rows for stats in job.store.stats().values())
-    yield Measurement(
-        workload="train",
-        rate=rates["train"],
-        unit="examples/s",
-        reference="dense-only ceiling",
-        reference_rate=rates["dense"],
-        details={
-            "model": "deepfm",
-            "features": FEATURES,
-            "dim": options.dim,
-            "batch_size": options.batch_size,
-            "pipeline_depth": options.pipeline_depth,
-            "shards": options.shards,
-            "wire": options.wire if options.shards else None,
-            "rows": rows,
-            "threads": torch.get_num_threads(),
-            "table_threads": options.table_threads,
-        },
-    )
+        depths = (0, 1) if options.pipeline_depth is None else (options.pipeline_depth,)
+        jobs = {
+            depth: TrainingJob(path, options, units, stack.enter_context(_open_store(options)), depth)
+            for depth in depths
+        }
+        ceiling = DenseCeiling(options)
+        batches = units * (unit_rows // options.batch_size)
+        work: dict[str, Callable[[], object]] = {f"depth {depth}": job.round for depth, job in jobs.items()}
+        work["dense"] = lambda: ceiling.steps(batches)
+        rates = interleaved_rates(work, dict.fromkeys(work, float(units * unit_rows)), rounds=options.rounds)
+        rows = {depth: sum(stats.rows for stats in job.store.stats().values()) for depth, job in jobs.items()}
+    for depth in depths:
+        yield Measurement(
+            workload="train",
+            rate=rates[f"depth {depth}"],
+            unit="examples/s",
+            reference="dense-only ceiling",
+            reference_rate=rates["dense"],
+            details={
+                "model": "deepfm",
+                "features": FEATURES,
+                "dim": options.dim,
+                "batch_size": options.batch_size,
+                "pipeline_depth": depth,
+                "shards": options.shards,
+                "wire": options.wire if options.shards else None,
+                "rows": rows[depth],
+                "threads": torch.get_num_threads(),
+                "table_threads": options.table_threads,
+            },
+        )
 
 
 @contextmanager
@@ -136,11 +143,12 @@ def feature_map() -> FeatureMap:
 class TrainingJob:
     """The whole job, some work units a round; the tables keep growing."""
 
-    def __init__(self, path: Path, options: Options, units: int, store: EmbeddingStore) -> None:
+    def __init__(self, path: Path, options: Options, units: int, store: EmbeddingStore, depth: int) -> None:
         self.store = store
         self._features = feature_map()
-        self._options, self._units, self._next = options, units, 0
-        self._log = ClickLog(path, unit_rows=UNIT_ROWS, run=1)
+        self._options, self._units, self._next, self._depth = options, units, 0, depth
+        unit_rows = min(UNIT_ROWS, options.batches * options.batch_size)
+        self._log = ClickLog(path, unit_rows=unit_rows, run=1)
         model = DeepFMConfig(dim=options.dim, hidden=options.hidden)
         optimizer = OptimizerConfig(rows=Adagrad(lr=0.02))
         self._embeddings = build_embeddings(model, optimizer, self._features, self.store, device="cpu")
@@ -152,7 +160,7 @@ class TrainingJob:
         units = self._log.units(0)[self._next : self._next + self._units]
         self._next += self._units
         stream = self._log.batches(self._features, self._options.batch_size, epoch=0, units=units, prefetch=0)
-        for batch, inputs in prefetch(stream, self._embeddings, self._options.pipeline_depth):
+        for batch, inputs in prefetch(stream, self._embeddings, self._depth):
             self._trainer.step(batch, inputs).item()
 
 
