@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from ..embedding.checkpoint import open_checkpoint
@@ -35,6 +36,8 @@ class Assembly:
 @contextmanager
 def assembled(config: RunConfig, features: FeatureMap) -> Iterator[Assembly]:
     """Everything as configured, with fresh parameters; the store is closed at the end."""
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
     seed = config.train.seed
     model = build_model(config.model, features, seed)
     with opened_store(config.store) as store:
