@@ -9,16 +9,16 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import Message
 
 from ..embedding.errors import UnknownTableError
-from ..embedding.store import Exchange, Pull, Push, PushReport, Rows
+from ..embedding.store import Exchange, Pull, Push
 from ..embedding.table_config import TableConfig
-from ..embedding.table_group import TableKeys, TableStats, TabletSnapshot, UpdateReport
+from ..embedding.table_group import TableKeys, TableStats, TabletSnapshot
 from . import chunks
 from . import parameter_server_pb2 as pb
 from .allocator import keep_large_buffers
@@ -31,14 +31,14 @@ from .errors import (
     StoreClosedError,
     WrongShardError,
 )
+from .exchange_parts import ExchangePart, GatheredExchange, Positions, check_values, merge_stats
 from .gradient_guard import GradientGuard, GuardOptions
 from .lane import Lane
 from .partition import RowLayout, split_keys
-from .shard import merge_updates
 from .shard_link import ShardLink
 from .shard_status import ShardStatus, decode_status
 from .tablets import TabletMask
-from .wire import NormSummary, decode_exchange_reply, encode_exchange, encode_token
+from .wire import encode_exchange, encode_token
 from .wire_calls import (
     decode_snapshot,
     decode_stats,
@@ -52,19 +52,6 @@ from .wire_calls import (
 from .wire_values import WireFormat
 
 _log = logging.getLogger(__name__)
-Positions = npt.NDArray[np.intp]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What one shard gets of an exchange; positions None: all keys of the request."""
-
-    shard: int
-    push: Push | None
-    tablets: TabletMask | None
-    push_positions: Positions | None
-    pull: Pull | None
-    pull_positions: Positions | None
 
 
 class RemoteStore:
@@ -155,10 +142,10 @@ class RemoteStore:
         with self._turn():
             token, now = self._tokens.next(), self._clock()
             layout = self._layout(keys)
-            _check_values(weights, layout.size, "weights")
+            check_values(weights, layout.size, "weights")
             states = None if state is None else RowLayout(keys, self._state_widths)
             if states is not None and state is not None:
-                _check_values(state, states.size, "state values")
+                check_values(state, states.size, "state values")
 
             def encode(header: pb.CallHeader, part: TableKeys, at: Positions, tablets: TabletMask) -> bytes:
                 return encode_assign(
@@ -199,7 +186,7 @@ class RemoteStore:
         """Rows and bytes per table, over all shards."""
         with self._turn():
             replies = self._everywhere("Stats", lambda header: pb.StatsRequest(header=header))
-            return _merge_stats([decode_stats(reply) for reply in replies])
+            return merge_stats([decode_stats(reply) for reply in replies])
 
     def status(self) -> list[ShardStatus]:
         """What each shard says of itself: load, memory, processor time, network; one entry a shard."""
@@ -311,7 +298,7 @@ class RemoteStore:
         push_layout = None if push is None else self._layout(push.keys)
         guarded = None
         if push is not None and push_layout is not None:
-            _check_values(push.gradients, push_layout.size, "gradient values")
+            check_values(push.gradients, push_layout.size, "gradient values")
             self._check_push_size(push)
             if self._guard is not None:
                 guarded = self._guard.inspect(push, self._widths)
@@ -321,7 +308,7 @@ class RemoteStore:
         slices: list[Positions | None] = [None]
         if pull is not None and pull_layout is not None:
             slices = self._pull_slices(pull, pull_layout)
-        gathered = _Gathered(push, pull, pull_layout, self._links.map.tablet_bits, whole=slices == [None])
+        gathered = GatheredExchange(push, pull, pull_layout, self._links.map.tablet_bits, whole=slices == [None])
         for number, positions in enumerate(slices):
             parts = self._plan(push if number == 0 else None, push_layout, None, None, pull, positions)
             self._run(parts, push, push_layout, pull, gathered, None if guarded is None else guarded.norms)
@@ -335,11 +322,11 @@ class RemoteStore:
 
     def _run(
         self,
-        parts: list[_Part],
+        parts: list[ExchangePart],
         push: Push | None,
         push_layout: RowLayout | None,
         pull: Pull | None,
-        gathered: _Gathered,
+        gathered: GatheredExchange,
         norms: dict[str, float] | None,
     ) -> None:
         until = time.monotonic() + self._links.patience.call_seconds
@@ -349,7 +336,7 @@ class RemoteStore:
             answers = self._side_by_side(
                 [functools.partial(self._send, link, part, norms) for link, part in zip(links, parts, strict=True)]
             )
-            strays: list[tuple[_Part, WrongShardError]] = []
+            strays: list[tuple[ExchangePart, WrongShardError]] = []
             for part, answer in zip(parts, answers, strict=True):
                 if isinstance(answer, WrongShardError):
                     strays.append((part, answer))
@@ -376,11 +363,11 @@ class RemoteStore:
         covered: TabletMask | None,
         pull: Pull | None,
         pull_positions: Positions | None,
-    ) -> list[_Part]:
+    ) -> list[ExchangePart]:
         """One part for each shard that has keys of the (rest of the) request under the current map."""
         tablet_map = self._links.map
         if tablet_map.shards == 1 and push_positions is None and pull_positions is None:
-            return [_Part(0, push, covered, None, pull, None)]
+            return [ExchangePart(0, push, covered, None, pull, None)]
         pushes = (
             {} if push is None else {part.shard: part for part in split_keys(push.keys, tablet_map, push_positions)}
         )
@@ -401,10 +388,10 @@ class RemoteStore:
             if pull is not None and shard in pulls:
                 pull_at = pulls[shard].positions
                 own_pull = Pull(pulls[shard].keys, pull.absent)
-            parts.append(_Part(shard, own_push, tablets, push_at, own_pull, pull_at))
+            parts.append(ExchangePart(shard, own_push, tablets, push_at, own_pull, pull_at))
         return parts
 
-    def _send(self, link: ShardLink, part: _Part, norms: dict[str, float] | None) -> bytes:
+    def _send(self, link: ShardLink, part: ExchangePart, norms: dict[str, float] | None) -> bytes:
         data = encode_exchange(link.header, part.push, part.pull, self._wire, tablets=part.tablets, norms=norms)
         reply = 0
         if part.pull is not None:
@@ -544,81 +531,3 @@ def _answer_of(call: Callable[[], bytes]) -> bytes | WrongShardError:
         return call()
     except WrongShardError as error:
         return error
-
-
-class _Gathered:
-    """The answers of the shards, put together."""
-
-    def __init__(
-        self, push: Push | None, pull: Pull | None, layout: RowLayout | None, tablet_bits: int, *, whole: bool
-    ) -> None:
-        self._pull, self._layout, self._bits = pull, layout, tablet_bits
-        self._has_push = push is not None
-        self._reports: list[PushReport] = []
-        self._values: npt.NDArray[np.float32] | None = None
-        self._pushes = np.zeros(1 << tablet_bits, np.uint64)
-        self.norms: dict[str, NormSummary] = {}
-        self.wants_checkpoint = False
-
-    def add(self, part: _Part, reply: bytes, tablets: TabletMask) -> None:
-        """Take one shard's reply in. tablets: those it owned when it was asked."""
-        answer = decode_exchange_reply(reply, part.pull, self._bits)
-        if answer.exchange.report is not None:
-            self._reports.append(answer.exchange.report)
-            self.wants_checkpoint = self.wants_checkpoint or answer.wants_checkpoint
-            self.norms.update(answer.norms)
-        rows = answer.exchange.rows
-        if rows is None or self._layout is None:
-            return
-        self._pushes[tablets] = rows.pushes[tablets]
-        if part.pull_positions is None:
-            _check_values(rows.values, self._layout.size, "row values")
-            self._values = rows.values
-            return
-        _check_values(rows.values, self._layout.count(part.pull_positions), "row values")
-        if self._values is None:
-            self._values = np.empty(self._layout.size, np.float32)
-        self._layout.put(self._values, part.pull_positions, rows.values)
-
-    def exchange(self) -> Exchange:
-        """The whole answer."""
-        rows = None
-        if self._pull is not None:
-            values = np.empty(0, np.float32) if self._values is None else self._values
-            rows = Rows(self._pull.keys, values, self._pushes)
-        return Exchange(_merge_reports(self._reports) if self._has_push else None, rows)
-
-
-def _merge_reports(reports: list[PushReport]) -> PushReport:
-    update = merge_updates([UpdateReport(report.tables, report.non_finite_keys) for report in reports])
-    return PushReport(
-        sum(report.applied for report in reports),
-        sum(report.duplicate for report in reports),
-        sum(report.fenced for report in reports),
-        sum(report.stale for report in reports),
-        update.tables,
-        update.non_finite_keys,
-    )
-
-
-def _merge_stats(shards: list[dict[str, TableStats]]) -> dict[str, TableStats]:
-    merged: dict[str, TableStats] = {}
-    for stats in shards:
-        for name, table in stats.items():
-            known = merged.get(name)
-            if known is None:
-                merged[name] = table
-                continue
-            rows = known.rows + table.rows
-            parts = {
-                part: known.bytes_by_part.get(part, 0) + table.bytes_by_part.get(part, 0)
-                for part in known.bytes_by_part | table.bytes_by_part
-            }
-            load = (known.load_factor * known.rows + table.load_factor * table.rows) / max(rows, 1)
-            merged[name] = TableStats(rows, parts, load, known.rows_by_tablet + table.rows_by_tablet)
-    return merged
-
-
-def _check_values(values: npt.NDArray[np.float32], expected: int, what: str) -> None:
-    if len(values) != expected:
-        raise ValueError(f"expected {expected} {what} for the keys, got {len(values)}")
