@@ -179,7 +179,7 @@ template <class W>
   }
 }
 
-void prefetch_example(const float* rows, const RowBlock& block, const Bags& bags, const Fields& fields,
+[[gnu::always_inline]] inline void prefetch_example(const float* rows, const RowBlock& block, const Bags& bags, const Fields& fields,
                       int64_t example) {
   if (example >= bags.examples) return;
   for (int64_t f = 0; f < fields.count; ++f) {
