@@ -140,7 +140,7 @@ def test_rmsprop_is_torchs_on_touched_rows() -> None:
 
 @pytest.mark.parametrize("initializer", [Zeros(), Normal(std=0.5)])
 def test_ftrl_is_its_float64_definition(initializer: Initializer) -> None:
-    """McMahan et al. 2013, algorithm 1; a row that starts elsewhere than at 0 starts with the z that gives its weight."""
+    """McMahan et al. 2013, algorithm 1; a row that does not start at 0 starts with the z that gives its weight."""
     alpha, beta, l1, l2 = 0.3, 0.7, 0.4, 0.05
     start, ours = trained(Ftrl(lr=alpha, beta=beta, l1=l1, l2=l2), initializer)
     w = start.astype(np.float64)
