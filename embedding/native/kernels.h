@@ -31,6 +31,13 @@ constexpr int64_t kCachedCorrections = 4096;
 // float32 √(1 − β2^t) / (1 − β1^t), t ≥ 1.
 float bias_correction(double beta1, double beta2, int64_t steps);
 
+// Where one float32 row and its gradient lie.
+struct RowUpdate {
+  float* weights;
+  const float* gradient;
+  float* state;
+};
+
 struct Kernels {
   const char* name;
 
@@ -44,6 +51,9 @@ struct Kernels {
   // widest block.
   bool (*update_row)(const BlockPlan* plans, size_t blocks, float* weights, const float* gradient, float* state,
                      float* scratch);
+  // update_row on each of several float32 rows of one table; `applied` says which were not refused.
+  void (*update_rows)(const BlockPlan* plans, size_t blocks, size_t rows, const RowUpdate* updates, bool* applied,
+                      float* scratch);
   float (*sum_of_squares)(const float* x, uint32_t n);
 
   void (*widen)(RowType type, const uint16_t* row, uint32_t n, float* weights);

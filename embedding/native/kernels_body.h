@@ -131,13 +131,20 @@ void start_state(const BlockSpec& block, const float* __restrict weights, float*
   }
 }
 
-bool accepts(const BlockPlan* plans, size_t blocks, const float* __restrict gradient) {
+// The widths that most rows have are compiled for themselves: a constant width unrolls to a few vectors.
+[[gnu::always_inline]] inline uint32_t outside_limit(uint32_t d, const float* __restrict g, float scale) {
+  uint32_t outside = 0;
+  for (uint32_t c = 0; c < d; ++c) outside |= static_cast<uint32_t>(!(__builtin_fabsf(g[c] * scale) <= kGradientLimit));
+  return outside;
+}
+
+inline bool accepts(const BlockPlan* plans, size_t blocks, const float* __restrict gradient) {
   uint32_t outside = 0;
   for (size_t block = 0; block < blocks; ++block) {
-    const uint32_t dim = plans[block].spec->dim;
+    const uint32_t d = plans[block].spec->dim;
     const float* __restrict g = gradient + plans[block].spec->column;
     const float scale = plans[block].gradient_scale;
-    for (uint32_t c = 0; c < dim; ++c) outside |= static_cast<uint32_t>(!(__builtin_fabsf(g[c] * scale) <= kGradientLimit));
+    outside |= d == 16 ? outside_limit(16, g, scale) : d == 1 ? outside_limit(1, g, scale) : outside_limit(d, g, scale);
   }
   return outside == 0;
 }
@@ -150,6 +157,15 @@ inline float corrected_rate(const BlockPlan& plan, float* step) {
   const float correction =
       t <= kCachedCorrections ? plan.corrections[t] : bias_correction(block.beta1_exact, block.beta2_exact, t);
   return plan.lr * correction;
+}
+
+[[gnu::always_inline]] inline void adagrad(uint32_t d, float lr, float eps, float* __restrict w, const float* __restrict g,
+                                           float* __restrict s) {
+  for (uint32_t c = 0; c < d; ++c) {
+    const float a = s[c] + g[c] * g[c];
+    s[c] = a;
+    w[c] = w[c] - quotient(lr * g[c], __builtin_sqrtf(a) + eps);
+  }
 }
 
 inline void apply_formula(const BlockPlan& plan, float* __restrict w, const float* __restrict g, float* __restrict s) {
@@ -176,11 +192,12 @@ inline void apply_formula(const BlockPlan& plan, float* __restrict w, const floa
       return;
     }
     case OptimizerKind::adagrad: {
-      const float eps = block.eps;
-      for (uint32_t c = 0; c < d; ++c) {
-        const float a = s[c] + g[c] * g[c];
-        s[c] = a;
-        w[c] = w[c] - quotient(lr * g[c], __builtin_sqrtf(a) + eps);
+      if (d == 16) {
+        adagrad(16, lr, block.eps, w, g, s);
+      } else if (d == 1) {
+        adagrad(1, lr, block.eps, w, g, s);
+      } else {
+        adagrad(d, lr, block.eps, w, g, s);
       }
       return;
     }
@@ -322,6 +339,14 @@ bool update_row(const BlockPlan* plans, size_t blocks, float* __restrict weights
   return true;
 }
 
+void update_rows(const BlockPlan* plans, size_t blocks, size_t rows, const RowUpdate* updates, bool* applied,
+                 float* __restrict scratch) {
+  for (size_t row = 0; row < rows; ++row) {
+    const RowUpdate& update = updates[row];
+    applied[row] = update_row(plans, blocks, update.weights, update.gradient, update.state, scratch);
+  }
+}
+
 // --- row types --------------------------------------------------------------------------------------------------------
 
 constexpr uint32_t kBfloat16Largest = 0x7f7f, kFloat16Largest = 0x7bff;
@@ -390,5 +415,5 @@ void narrow_stochastic(RowType type, const float* __restrict weights, uint32_t n
   }
 }
 
-constexpr Kernels kSet = {KERNEL_SET_NAME, draw_block, start_state,    accepts,          update_row,
-                          sum_of_squares,  widen,      narrow_nearest, narrow_stochastic};
+constexpr Kernels kSet = {KERNEL_SET_NAME, draw_block,     start_state, accepts,        update_row,
+                          update_rows,     sum_of_squares, widen,       narrow_nearest, narrow_stochastic};

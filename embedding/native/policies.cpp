@@ -111,8 +111,9 @@ void train_unknown(const PlannedPart& planned, const std::vector<PlannedKey>& ke
   Part& part = unknown.parts[planned.tablet];
   uint32_t row = part.find(key);
   if (row == kNoRow) row = unknown.create(part, key, planned.scratch);
-  unknown.update(*planned.unknown_plan, key, row, total, RowCounters{occurrences, planned.step.now, planned.version},
-                 planned.scratch);
+  const RowWrite write = {key, row, total, RowCounters{occurrences, planned.step.now, planned.version}};
+  bool applied = false;  // always, as the gradient is accepted
+  unknown.update(*planned.unknown_plan, &write, 1, planned.scratch, &applied);
 }
 
 }  // namespace

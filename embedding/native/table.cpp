@@ -106,24 +106,37 @@ std::vector<BlockPlan> Table::plan(const UpdateStep& step) const {
   return plans;
 }
 
-bool Table::update(const std::vector<BlockPlan>& plan, uint64_t key, uint32_t row, const float* gradient, RowCounters now,
-                   float* scratch) const {
-  RowCounters* counters = store.counters(row);
-  float* state = RowStore::state(counters);
-  char* stored = store.weights(row);
-  const uint32_t count = saturating_add(counters->count, now.count);
-  if (is_float32()) {
-    if (!kernels_.update_row(plan.data(), plan.size(), reinterpret_cast<float*>(stored), gradient, state, scratch)) {
-      return false;
-    }
-  } else {
-    float* weights = scratch + spec.dim;
-    kernels_.widen(spec.row_type, reinterpret_cast<const uint16_t*>(stored), spec.dim, weights);
-    if (!kernels_.update_row(plan.data(), plan.size(), weights, gradient, state, scratch)) return false;
-    const uint64_t rounding = mix64(stream(key) + (uint64_t{count} << 32));
-    kernels_.narrow_stochastic(spec.row_type, weights, spec.dim, rounding, reinterpret_cast<uint16_t*>(stored));
+void Table::update(const std::vector<BlockPlan>& plan, const RowWrite* writes, size_t count, float* scratch,
+                   bool* applied) const {
+  RowUpdate updates[kMostWrites];
+  RowCounters* counters[kMostWrites];
+  for (size_t i = 0; i < count; ++i) {
+    counters[i] = store.counters(writes[i].row);
+    updates[i] = {reinterpret_cast<float*>(store.weights(writes[i].row)), writes[i].gradient, RowStore::state(counters[i])};
   }
-  *counters = RowCounters{count, now.touched_at, now.version};
+  if (is_float32()) {
+    kernels_.update_rows(plan.data(), plan.size(), count, updates, applied, scratch);
+  } else {
+    for (size_t i = 0; i < count; ++i) {
+      const uint32_t times = saturating_add(counters[i]->count, writes[i].now.count);
+      applied[i] = update_narrow(plan, writes[i].key, updates[i], times, scratch);
+    }
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (!applied[i]) continue;
+    const RowCounters& now = writes[i].now;
+    *counters[i] = RowCounters{saturating_add(counters[i]->count, now.count), now.touched_at, now.version};
+  }
+}
+
+bool Table::update_narrow(const std::vector<BlockPlan>& plan, uint64_t key, const RowUpdate& update, uint32_t count,
+                          float* scratch) const {
+  auto* stored = reinterpret_cast<uint16_t*>(update.weights);
+  float* weights = scratch + spec.dim;
+  kernels_.widen(spec.row_type, stored, spec.dim, weights);
+  if (!kernels_.update_row(plan.data(), plan.size(), weights, update.gradient, update.state, scratch)) return false;
+  const uint64_t rounding = mix64(stream(key) + (uint64_t{count} << 32));
+  kernels_.narrow_stochastic(spec.row_type, weights, spec.dim, rounding, stored);
   return true;
 }
 

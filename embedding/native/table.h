@@ -12,6 +12,16 @@
 
 namespace embershard {
 
+constexpr size_t kMostWrites = 16;
+
+// A row and what a push brings it.
+struct RowWrite {
+  uint64_t key;
+  uint32_t row;
+  const float* gradient;
+  RowCounters now;
+};
+
 class Table {
  public:
   Table(TableSpec spec, size_t tablets, const Kernels& kernels);
@@ -49,13 +59,15 @@ class Table {
   bool accepts(const std::vector<BlockPlan>& plan, const float* gradient) const {
     return kernels_.accepts(plan.data(), plan.size(), gradient);
   }
-  // One optimizer step of every block and the row's counters; false if the gradient is refused, then nothing is changed.
-  // `scratch` holds 2 · dim() floats.
-  bool update(const std::vector<BlockPlan>& plan, uint64_t key, uint32_t row, const float* gradient, RowCounters now,
-              float* scratch) const;
+  // One optimizer step of every block and the counters of each row, at most kMostWrites of them; `applied` is false where
+  // the gradient is refused, whose row is not changed. `scratch` holds 2 · dim() floats.
+  void update(const std::vector<BlockPlan>& plan, const RowWrite* writes, size_t count, float* scratch, bool* applied) const;
   void start_state(const float* weights, float* state) const;
 
  private:
+  bool update_narrow(const std::vector<BlockPlan>& plan, uint64_t key, const RowUpdate& update, uint32_t count,
+                     float* scratch) const;
+
   const Kernels& kernels_;
   std::vector<std::vector<float>> corrections_;  // per block, by step
   KeyMap given_;                                 // key → number of its given vector

@@ -13,7 +13,7 @@
 namespace embershard {
 namespace {
 
-constexpr size_t kGroup = 16;             // keys a pipeline stage handles at a time
+constexpr size_t kGroup = kMostWrites;    // keys a pipeline stage handles at a time
 constexpr size_t kLookupBlock = 16384;    // keys read under one set of locks
 constexpr size_t kPushBlock = 2048;       // keys updated under one set of locks, in whole tablets
 constexpr size_t kThreadedKeys = 8192;    // smaller requests stay on the calling thread
@@ -388,7 +388,9 @@ class TableGroup::Push {
   void run(size_t begin, size_t end) {
     next_ = begin;
     end_ = end;
+    previous_ = 0;
     table_ = 0;
+    table_end_ = 0;  // the first key enters its table
     Stage stages[3];
     for (size_t turn = 0;; ++turn) {
       Stage& oldest = stages[turn % 3];
@@ -404,7 +406,8 @@ class TableGroup::Push {
   struct Stage {
     size_t first = 0;
     size_t count = 0;
-    uint32_t table_index[kGroup];
+    uint32_t tables[kGroup];  // index within the request
+    const float* gradients[kGroup];
     Part* parts[kGroup];
     const Bucket* buckets[kGroup];
     uint32_t rows[kGroup];
@@ -454,23 +457,32 @@ class TableGroup::Push {
     stage.count = std::min(kGroup, end_ - next_);
     for (size_t i = 0; i < stage.count; ++i) {
       const size_t position = partition_.order[next_ + i];
-      if (position < previous_) table_ = 0;  // the next tablet begins with the first table again
+      if (position < previous_ || position >= table_end_) enter_table(position);
       previous_ = position;
-      while (static_cast<int64_t>(position) >= request_.splits[table_ + 1]) ++table_;
       const uint64_t key = partition_.keys[next_ + i];
-      const Table& table = group_.table(request_.tables[table_]);
-      Part& part = table.parts[group_.tablet_of(key)];
-      stage.table_index[i] = static_cast<uint32_t>(table_);
+      Part& part = current_->parts[group_.tablet_of(key)];
+      stage.tables[i] = static_cast<uint32_t>(table_);
       stage.parts[i] = &part;
+      stage.gradients[i] = gradients_ + offsets_[table_] + (position - table_start_) * dim_;
       stage.buckets[i] = nullptr;
       if (!part.is_empty()) {
         stage.buckets[i] = part.home_bucket(index_hash(key));
         __builtin_prefetch(stage.buckets[i], 0, 3);
       }
-      prefetch_bytes<0>(reinterpret_cast<const char*>(gradient(next_ + i, table_)), size_t{table.dim()} * sizeof(float));
+      prefetch_bytes<0>(reinterpret_cast<const char*>(stage.gradients[i]), dim_ * sizeof(float));
     }
     next_ += stage.count;
     return stage.count != 0;
+  }
+
+  // The table that `position` of the request belongs to; within a group of tablets tables follow one another.
+  void enter_table(size_t position) {
+    if (position < previous_) table_ = 0;  // the next tablet begins with the first table again
+    while (static_cast<int64_t>(position) >= request_.splits[table_ + 1]) ++table_;
+    current_ = &group_.table(request_.tables[table_]);
+    dim_ = current_->dim();
+    table_start_ = static_cast<size_t>(request_.splits[table_]);
+    table_end_ = static_cast<size_t>(request_.splits[table_ + 1]);
   }
 
   // In the home bucket; a key that may have passed it, or will if it is new, is left for the next turn.
@@ -501,34 +513,58 @@ class TableGroup::Push {
   }
 
   [[gnu::always_inline]] void prefetch_row(const Stage& stage, size_t i) const {
-    const RowStore& store = group_.table(request_.tables[stage.table_index[i]]).store;
+    const RowStore& store = group_.table(request_.tables[stage.tables[i]]).store;
     prefetch_bytes<1>(store.weights(stage.rows[i]), store.weight_bytes());
     prefetch_bytes<1>(reinterpret_cast<const char*>(store.counters(stage.rows[i])), store.state_bytes());
   }
 
-  void update(const Stage& stage) {
-    for (size_t i = 0; i < stage.count; ++i) {
-      const size_t table_index = stage.table_index[i];
-      Table& table = group_.table(request_.tables[table_index]);
-      TableUpdate& report = report_.tables[table_index];
-      const std::vector<BlockPlan>& plan = plans_[table_index];
-      const float* row_gradient = gradient(stage.first + i, table_index);
-      if (!partition_.skipped.empty() && partition_.skipped[stage.first + i]) continue;
-      const uint64_t key = partition_.keys[stage.first + i];
-      uint32_t row = stage.rows[i];
-      if (row == kNoRow && table.accepts(plan, row_gradient)) {
-        row = table.create(*stage.parts[i], key, row_);
+  // The stage's keys, a run of one table at a time.
+  void update(Stage& stage) {
+    for (size_t begin = 0; begin < stage.count;) {
+      size_t end = begin + 1;
+      while (end < stage.count && stage.tables[end] == stage.tables[begin]) ++end;
+      update_run(stage, begin, end);
+      begin = end;
+    }
+  }
+
+  void update_run(Stage& stage, size_t begin, size_t end) {
+    const size_t table_index = stage.tables[begin];
+    Table& table = group_.table(request_.tables[table_index]);
+    TableUpdate& report = report_.tables[table_index];
+    const std::vector<BlockPlan>& plan = plans_[table_index];
+    RowWrite writes[kGroup];
+    size_t count = 0;
+    for (size_t i = begin; i < end; ++i) {
+      const size_t entry = stage.first + i;
+      if (!partition_.skipped.empty() && partition_.skipped[entry]) continue;
+      const uint64_t key = partition_.keys[entry];
+      if (stage.rows[i] == kNoRow) {
+        if (!table.accepts(plan, stage.gradients[i])) {
+          refuse(table_index, key);
+          continue;
+        }
+        stage.rows[i] = table.create(*stage.parts[i], key, row_);
         ++report.created;
       }
-      const RowCounters now = {occurrences_[partition_.order[stage.first + i]], step_.now,
+      const RowCounters now = {occurrences_[partition_.order[entry]], step_.now,
                                group_.tablets_[group_.tablet_of(key)].version};
-      if (row != kNoRow && table.update(plan, key, row, row_gradient, now, row_)) {
+      writes[count++] = {key, stage.rows[i], stage.gradients[i], now};
+    }
+    bool applied[kGroup];
+    table.update(plan, writes, count, row_, applied);
+    for (size_t i = 0; i < count; ++i) {
+      if (applied[i]) {
         ++report.applied;
       } else {
-        ++report.non_finite;
-        report_.refused_keys[table_index].push_back(key);
+        refuse(table_index, writes[i].key);
       }
     }
+  }
+
+  void refuse(size_t table_index, uint64_t key) {
+    ++report_.tables[table_index].non_finite;
+    report_.refused_keys[table_index].push_back(key);
   }
 
   TableGroup& group_;
@@ -542,7 +578,9 @@ class TableGroup::Push {
   UpdateReport& report_;
   std::vector<std::vector<BlockPlan>> unknown_plans_;
   float* row_;
-  size_t next_ = 0, end_ = 0, table_ = 0, previous_ = 0;
+  size_t next_ = 0, end_ = 0, previous_ = 0;
+  Table* current_ = nullptr;  // of the key that was started last
+  size_t table_ = 0, table_start_ = 0, table_end_ = 0, dim_ = 0;
 };
 
 UpdateReport TableGroup::apply_gradients(const Request& request, const float* gradients, const uint32_t* occurrences,
