@@ -113,7 +113,7 @@ def test_a_duplicate_is_found_at_any_two_places() -> None:
 def test_counters_of_other_keys_survive_an_admission() -> None:
     """Admission takes keys out of a crowded map of counters; those that stay must still be found there."""
     group = counting_group(admission=MinCount(count=3))
-    keys = np.arange(3000, dtype=np.uint64)
+    keys = np.unique(np.random.default_rng(7).integers(0, 2**64, 3000, np.uint64))
     push(group, keys)
     push(group, keys)
     some = keys[::3]

@@ -1,0 +1,284 @@
+"""Deliberate faults in the row layer, each with the test that must turn red with it.
+
+A mutant replaces one piece of source that stands in its file exactly once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """file: below the repository's root.   search, replace: source text.   killed_by: a test's node id in tests/."""
+
+    name: str
+    file: str
+    search: str
+    replace: str
+    killed_by: str
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the extension must be built again."""
+        return self.file.endswith((".cpp", ".h"))
+
+
+INDEX = "embedding/test_row_index.py::"
+CASES = "embedding/test_policy_cases.py::"
+CONTRACT = "embedding/test_table_group.py::"
+TORCH = "embedding/test_torch_parity.py::"
+DRAWS = "embedding/test_initializers.py::"
+TWIN = "embedding/test_native_against_reference.py::"
+
+CROWDED = INDEX + "test_keys_that_crowd_a_bucket_are_found_erased_and_put_back"
+DROPPED = INDEX + "test_rows_of_a_dropped_tablet_serve_others_one_at_a_time"
+BITES = INDEX + "test_eviction_in_small_bites_visits_every_row_once"
+DELTA = CONTRACT + "test_base_and_delta_rebuild_an_equal_group"
+
+MUTANTS = (
+    # --- index of a part ---
+    Mutant(
+        "probe not wrapped",
+        "embedding/native/part.h",
+        "return bucket + 1 == buckets_ + bucket_count_ ? buckets_ : bucket + 1;",
+        "return bucket + 1 == buckets_ + bucket_count_ ? bucket : bucket + 1;",
+        CROWDED,
+    ),
+    Mutant(
+        "passed bucket not marked",
+        "embedding/native/part.cpp",
+        "buckets[at].is_passed = 1;",
+        "",
+        CROWDED,
+    ),
+    Mutant(
+        "mark of a passed bucket taken off too early",
+        "embedding/native/part.cpp",
+        "open = bucket.is_passed && pull_back(at, slot);",
+        "open = false, bucket.is_passed = 0;",
+        CROWDED,
+    ),
+    Mutant(
+        "erasing keeps the last key of the bucket",
+        "embedding/native/part.cpp",
+        "    bucket.keys[slot] = bucket.keys[bucket.taken];\n",
+        "",
+        CROWDED,
+    ),
+    Mutant(
+        "eviction goes on behind the next row",
+        "embedding/native/part.h",
+        "if (key_hash >= hash && home_of",
+        "if (key_hash > hash && home_of",
+        BITES,
+    ),
+    # --- row memory ---
+    Mutant(
+        "free list not cleared with the tablet",
+        "embedding/native/part.cpp",
+        "  free_row_ = kNoRow;\n  extras_.reset();",
+        "  extras_.reset();",
+        DROPPED,
+    ),
+    Mutant(
+        "open run kept when its tablet is dropped",
+        "embedding/native/part.cpp",
+        "bucket_count_ = rows_ = run_next_ = run_end_ = 0;",
+        "bucket_count_ = rows_ = 0;",
+        DROPPED,
+    ),
+    Mutant(
+        "split run handed out twice",
+        "embedding/native/row_store.cpp",
+        "free_[larger].push_back(RowRun{run.first + run.count, run.count});",
+        "free_[larger].push_back(RowRun{run.first, run.count});",
+        DROPPED,
+    ),
+    Mutant(
+        "state not reset on reuse",
+        "embedding/native/table.cpp",
+        "  start_state(weights, RowStore::state(store.counters(row)));\n",
+        "",
+        CASES + "test_b30_a_key_that_evicts_another_inherits_nothing[native-optimizer0]",
+    ),
+    Mutant(
+        "count not reset on reuse",
+        "embedding/native/table.cpp",
+        "  *store.counters(row) = RowCounters{0, 0, 0};\n",
+        "",
+        CONTRACT + "test_b30_erased_rows_come_back_with_fresh_weights_state_and_count[native]",
+    ),
+    # --- tablets and requests ---
+    Mutant(
+        "wrong tablet: low bits of the key",
+        "embedding/native/table_group.h",
+        "static_cast<size_t>((key >> 1) >> (63 - tablet_bits_))",
+        "static_cast<size_t>(key & ((uint64_t{1} << tablet_bits_) - 1))",
+        CONTRACT + "test_mask_leaves_other_tablets_alone[native]",
+    ),
+    Mutant(
+        "duplicate check stops before the last key",
+        "embedding/native/duplicate_finder.h",
+        "for (size_t i = 0; i < n; ++i) {",
+        "for (size_t i = 0; i + 1 < n; ++i) {",
+        INDEX + "test_a_duplicate_is_found_at_any_two_places",
+    ),
+    Mutant(
+        "duplicate check forgets the first key",
+        "embedding/native/duplicate_finder.h",
+        "while (slots[slot] >= base) {",
+        "while (slots[slot] > base) {",
+        INDEX + "test_a_duplicate_is_found_at_any_two_places",
+    ),
+    Mutant(
+        "count wraps around",
+        "embedding/native/table.h",
+        "return sum < a ? UINT32_MAX : sum;",
+        "return sum;",
+        CONTRACT + "test_count_adds_occurrences_and_saturates[native]",
+    ),
+    Mutant(
+        "writers of a tablet side by side",
+        "embedding/native/tablet_lock.h",
+        "pthread_rwlock_wrlock(&lock_)",
+        "pthread_rwlock_rdlock(&lock_)",
+        CASES + "test_b18_steps_of_one_row_are_not_lost_between_threads[native]",
+    ),
+    # --- admission and eviction ---
+    Mutant(
+        "erased key not recorded",
+        "embedding/native/policies.cpp",
+        "  part.extras().erased.set(key, version);\n",
+        "",
+        DELTA + "[native]",
+    ),
+    Mutant(
+        "erased key still erased after it came back",
+        "embedding/native/table.cpp",
+        "extras->erased.erase(key);",
+        "extras->erased.size();",
+        DELTA + "[native]",
+    ),
+    Mutant(
+        "admitted key keeps its counter",
+        "embedding/native/policies.cpp",
+        "extras->admission.erase(key.key);",
+        "extras->admission.size();",
+        CASES + "test_b32_occurrences_counted_so_far_survive_a_restart[native]",
+    ),
+    Mutant(
+        "occurrences before admission forgotten",
+        "embedding/native/policies.cpp",
+        "->count = key.counted;",
+        "->count = 0;",
+        CASES + "test_b32_occurrences_counted_so_far_survive_a_restart[native]",
+    ),
+    Mutant(
+        "hole left in the map of counters",
+        "embedding/native/key_map.h",
+        "if (((slot - home(keys_[slot])) & mask) >= ((slot - hole) & mask)) {",
+        "if (false) {",
+        INDEX + "test_counters_of_other_keys_survive_an_admission",
+    ),
+    Mutant(
+        "least frequent row chosen by age",
+        "embedding/native/policies.cpp",
+        "CapacityOrder::lru ? counters->touched_at : counters->count",
+        "CapacityOrder::lru ? counters->count : counters->touched_at",
+        CASES + "test_b29_a_key_in_a_freed_row_starts_to_count_anew[native]",
+    ),
+    Mutant(
+        "row leaves one second late",
+        "embedding/native/policies.cpp",
+        "age >= spec.ttl_seconds",
+        "age > spec.ttl_seconds",
+        BITES,
+    ),
+    Mutant(
+        "capacity makes room for one row too many",
+        "embedding/native/policies.cpp",
+        "if (part.rows() + wanted <= quota) return wanted;",
+        "if (part.rows() + wanted <= quota + 1) return wanted;",
+        CASES + "test_b29_a_key_in_a_freed_row_starts_to_count_anew[native]",
+    ),
+    Mutant(
+        "occurrences not thrown for one by one",
+        "embedding/native/policies.cpp",
+        "integer_power(1.0 - spec.admission_probability, occurrences)",
+        "integer_power(1.0 - spec.admission_probability, 1)",
+        TWIN + "TestTwinMachine::runTest",
+    ),
+    # --- kernels ---
+    Mutant(
+        "same rounding at every push",
+        "embedding/native/table.cpp",
+        "mix64(stream(key) + (uint64_t{count} << 32))",
+        "mix64(stream(key))",
+        TWIN + "test_every_optimizer_initializer_and_row_type_gives_the_same_bits",
+    ),
+    Mutant(
+        "blocks of a row draw the same weights",
+        "embedding/native/kernels_body.h",
+        "stream + (static_cast<uint64_t>(block.column) + 1) * kGolden",
+        "stream + kGolden",
+        DRAWS + "test_b77_seed_key_space_and_column_each_change_the_draw",
+    ),
+    Mutant(
+        "rmsprop forgets its weight on the new square",
+        "embedding/native/kernels_body.h",
+        "const float v = alpha * s[c] + (rest * g[c]) * g[c];",
+        "const float v = alpha * s[c] + g[c] * g[c];",
+        TORCH + "test_rmsprop_is_torchs_on_touched_rows",
+    ),
+    # --- the NumPy definition and what both share ---
+    Mutant(
+        "gradient cursor not advanced on a refused key",
+        "embedding/reference.py",
+        "self._step_rows(table, keys[positions], gradients[positions], occurrences[positions], step)",
+        "self._step_rows(table, keys[positions], gradients[: len(positions)], occurrences[positions], step)",
+        CONTRACT + "test_b59_non_finite_gradients_refuse_their_row_only[reference]",
+    ),
+    Mutant(
+        "reference: erased key still erased after it came back",
+        "embedding/reference.py",
+        "        self.parts[tablet].erased.pop(key, None)\n",
+        "",
+        DELTA + "[reference]",
+    ),
+    Mutant(
+        "reference: mean squared instead of square averaged",
+        "embedding/optimizers.py",
+        "state[:, 0] + sum_of_squares(g) / np.float32(w.shape[1])",
+        "state[:, 0] + (g.sum(axis=1) / np.float32(w.shape[1])) ** 2",
+        CASES + "test_b33_rowwise_adagrad_takes_the_mean_of_squares[reference]",
+    ),
+    Mutant(
+        "reference: bias corrected by the request's step always",
+        "embedding/optimizers.py",
+        "steps.astype(np.int64) if by_row else",
+        "np.full(len(steps), step.push.step, np.int64) if by_row else",
+        CASES + "test_b16_bias_correction_counts_the_steps_it_says[reference-row-1]",
+    ),
+    Mutant(
+        "reference: touched rows make room",
+        "embedding/reference.py",
+        "                if key not in touched\n",
+        "",
+        TWIN + "TestTwinMachine::runTest",
+    ),
+    Mutant(
+        "quantiles wrong in the tails",
+        "embedding/initializers.py",
+        "(6.6579051150e00, 3.0812263860e00",
+        "(6.6679051150e00, 3.0812263860e00",
+        DRAWS + "test_quantiles_are_the_normal_ones",
+    ),
+    Mutant(
+        "vector from a file given to the next key",
+        "embedding/init_vectors.py",
+        "weights[known] = self.vectors[at[known]]",
+        "weights[known] = self.vectors[at[known] - 1]",
+        DRAWS + "test_init_from_gives_its_keys_their_vectors_and_others_the_initializer",
+    ),
+)
