@@ -258,7 +258,7 @@ def test_b28_a_full_table_has_room_again_after_an_erase(make_group: GroupMaker) 
 
 def test_b29_a_key_in_a_freed_row_starts_to_count_anew(make_group: GroupMaker) -> None:
     group = group_of(make_group, table(Sgd(lr=1), eviction=(Capacity(capacity_rows=2, order="lfu"),)))
-    a, b, c, d = 10, 20, 30, 40
+    a, b, c, d = 10, 30, 20, 40  # ties would go by key, so the key that must leave is the larger
     push(group, [a], [1.0], occurrences=1000)
     push(group, [c], [1.0], occurrences=5)
     group.erase(TableKeys.of("user", [a]))
