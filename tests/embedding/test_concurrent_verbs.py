@@ -101,3 +101,26 @@ def test_no_update_is_lost_while_others_pull_evict_and_snapshot() -> None:
     assert int(counts.sum()) == 2 * ROWS
     assert sum(evicted) > 0
     assert group.stats()["fleeting"].rows == created - sum(evicted)
+
+
+def test_b18_pushers_of_the_same_rows_lose_no_update() -> None:
+    """Requests so long that the pushers are in the rows at the same time."""
+    group, keys, pushes, pushers = NativeTableGroup(0), KEYS[:20_000], 30, 4
+    group.ensure_table(table("kept"))
+    gradients, counts = np.ones(2 * len(keys), np.float32), np.ones(len(keys), np.uint32)
+    ready = threading.Barrier(pushers)
+
+    def pusher() -> None:
+        ready.wait()
+        for _ in range(pushes):
+            group.apply_gradients(TableKeys.of("kept", keys), gradients, counts, UpdateStep())
+
+    threads = [threading.Thread(target=pusher) for _ in range(pushers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    rows = group.snapshot(0).tables["kept"]
+    assert len(rows.keys) == len(keys)
+    assert (rows.weights == -pushes * pushers).all()
+    assert (rows.count == pushes * pushers).all()

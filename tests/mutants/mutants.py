@@ -143,7 +143,7 @@ MUTANTS = (
         "embedding/native/tablet_lock.h",
         "pthread_rwlock_wrlock(&lock_)",
         "pthread_rwlock_rdlock(&lock_)",
-        CASES + "test_b18_steps_of_one_row_are_not_lost_between_threads[native]",
+        "embedding/test_concurrent_verbs.py::test_b18_pushers_of_the_same_rows_lose_no_update",
     ),
     # --- admission and eviction ---
     Mutant(
