@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstring>
 #include <functional>
 #include <stdexcept>
@@ -13,7 +14,8 @@
 namespace embershard {
 namespace {
 
-constexpr size_t kGroup = kMostWrites;    // keys a pipeline stage handles at a time
+constexpr size_t kGroup = 8;              // keys a turn of the pipeline takes in
+constexpr size_t kLag = 4;                // turns between two stages of a key: time for its cache lines to arrive
 constexpr size_t kLookupBlock = 16384;    // keys read under one set of locks
 constexpr size_t kPushBlock = 2048;       // keys updated under one set of locks, in whole tablets
 constexpr size_t kThreadedKeys = 8192;    // smaller requests stay on the calling thread
@@ -29,8 +31,10 @@ const Kernels& choose_kernels(const std::string& name) {
 // Always inlined: GCC takes a function that only prefetches for one without effect and drops the calls to it.
 template <int kWrite>
 [[gnu::always_inline]] inline void prefetch_bytes(const char* start, size_t bytes) {
-  for (size_t offset = 0; offset < bytes; offset += 64) __builtin_prefetch(start + offset, kWrite, 3);
-  __builtin_prefetch(start + bytes - 1, kWrite, 3);
+  const char* end = start + bytes;
+  for (auto line = reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(start) & ~uintptr_t{63}); line < end; line += 64) {
+    __builtin_prefetch(line, kWrite, 3);
+  }
 }
 
 inline void copy_row(float* out, const char* row, size_t bytes) {
@@ -38,6 +42,21 @@ inline void copy_row(float* out, const char* row, size_t bytes) {
   size_t offset = 0;
   for (; offset + 64 <= bytes; offset += 64) __builtin_memcpy(target + offset, row + offset, 64);
   if (offset != bytes) std::memcpy(target + offset, row + offset, bytes - offset);
+}
+
+// Takes keys in by small groups and works on each in four steps, kLag turns apart: start and find leave prefetches that
+// the next step meets. Small groups keep the number of cache lines on their way even. `start` gives false at the end.
+template <typename Stage, typename Start, typename Find, typename FindPassed, typename Finish>
+inline void run_pipeline(Start start, Find find, FindPassed find_passed, Finish finish) {
+  constexpr size_t kRing = std::bit_ceil(3 * kLag + 1);
+  Stage ring[kRing];
+  size_t turns = SIZE_MAX;  // how many there are, once known
+  for (size_t turn = 0; turn == 0 || turns == SIZE_MAX || turn < turns + 3 * kLag; ++turn) {
+    if (turns == SIZE_MAX && !start(ring[turn % kRing])) turns = turn;
+    if (turn >= kLag && turn - kLag < turns) find(ring[(turn - kLag) % kRing]);
+    if (turn >= 2 * kLag && turn - 2 * kLag < turns) find_passed(ring[(turn - 2 * kLag) % kRing]);
+    if (turn >= 3 * kLag && turn - 3 * kLag < turns) finish(ring[(turn - 3 * kLag) % kRing]);
+  }
 }
 
 }  // namespace
@@ -192,15 +211,8 @@ class TableGroup::Lookup {
     end_ = end;
     table_ = static_cast<size_t>(std::upper_bound(request_.splits, request_.splits + request_.table_count + 1,
                                                   static_cast<int64_t>(begin)) - request_.splits) - 1;
-    Stage stages[3];
-    for (size_t turn = 0;; ++turn) {
-      Stage& oldest = stages[turn % 3];
-      if (oldest.count != 0) copy(oldest);
-      const bool more = start(oldest);
-      find(stages[(turn + 2) % 3]);
-      find_passed(stages[(turn + 1) % 3]);
-      if (!more && stages[(turn + 2) % 3].count == 0 && stages[(turn + 1) % 3].count == 0) break;
-    }
+    run_pipeline<Stage>([&](Stage& stage) { return start(stage); }, [&](Stage& stage) { find(stage); },
+                        [&](Stage& stage) { find_passed(stage); }, [&](Stage& stage) { copy(stage); });
   }
 
  private:
@@ -391,15 +403,8 @@ class TableGroup::Push {
     previous_ = 0;
     table_ = 0;
     table_end_ = 0;  // the first key enters its table
-    Stage stages[3];
-    for (size_t turn = 0;; ++turn) {
-      Stage& oldest = stages[turn % 3];
-      update(oldest);
-      const bool more = start(oldest);
-      find(stages[(turn + 2) % 3]);
-      find_passed(stages[(turn + 1) % 3]);
-      if (!more && stages[(turn + 2) % 3].count == 0 && stages[(turn + 1) % 3].count == 0) break;
-    }
+    run_pipeline<Stage>([&](Stage& stage) { return start(stage); }, [&](Stage& stage) { find(stage); },
+                        [&](Stage& stage) { find_passed(stage); }, [&](Stage& stage) { update(stage); });
   }
 
  private:
