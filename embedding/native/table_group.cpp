@@ -400,9 +400,7 @@ class TableGroup::Push {
   void run(size_t begin, size_t end) {
     next_ = begin;
     end_ = end;
-    previous_ = 0;
-    table_ = 0;
-    table_end_ = 0;  // the first key enters its table
+    table_ = table_end_ = 0;  // the first key enters its table
     run_pipeline<Stage>([&](Stage& stage) { return start(stage); }, [&](Stage& stage) { find(stage); },
                         [&](Stage& stage) { find_passed(stage); }, [&](Stage& stage) { update(stage); });
   }
@@ -462,8 +460,7 @@ class TableGroup::Push {
     stage.count = std::min(kGroup, end_ - next_);
     for (size_t i = 0; i < stage.count; ++i) {
       const size_t position = partition_.order[next_ + i];
-      if (position < previous_ || position >= table_end_) enter_table(position);
-      previous_ = position;
+      if (position >= table_end_) enter_table(position);
       const uint64_t key = partition_.keys[next_ + i];
       Part& part = current_->parts[group_.tablet_of(key)];
       stage.tables[i] = static_cast<uint32_t>(table_);
@@ -482,7 +479,6 @@ class TableGroup::Push {
 
   // The table that `position` of the request belongs to; within a group of tablets tables follow one another.
   void enter_table(size_t position) {
-    if (position < previous_) table_ = 0;  // the next tablet begins with the first table again
     while (static_cast<int64_t>(position) >= request_.splits[table_ + 1]) ++table_;
     current_ = &group_.table(request_.tables[table_]);
     dim_ = current_->dim();
@@ -583,7 +579,7 @@ class TableGroup::Push {
   UpdateReport& report_;
   std::vector<std::vector<BlockPlan>> unknown_plans_;
   float* row_;
-  size_t next_ = 0, end_ = 0, previous_ = 0;
+  size_t next_ = 0, end_ = 0;
   Table* current_ = nullptr;  // of the key that was started last
   size_t table_ = 0, table_start_ = 0, table_end_ = 0, dim_ = 0;
 };

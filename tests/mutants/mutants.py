@@ -120,8 +120,8 @@ MUTANTS = (
     Mutant(
         "duplicate check stops before the last key",
         "embedding/native/duplicate_finder.h",
-        "for (size_t i = 0; i < n; ++i) {",
-        "for (size_t i = 0; i + 1 < n; ++i) {",
+        "for (size_t i = 0; i < n; ++i) {\n      const uint64_t key = keys[i];",
+        "for (size_t i = 0; i + 1 < n; ++i) {\n      const uint64_t key = keys[i];",
         INDEX + "test_a_duplicate_is_found_at_any_two_places",
     ),
     Mutant(
@@ -130,6 +130,13 @@ MUTANTS = (
         "while (slots[slot] >= base) {",
         "while (slots[slot] > base) {",
         INDEX + "test_a_duplicate_is_found_at_any_two_places",
+    ),
+    Mutant(
+        "duplicate filter keeps the second of two keys only",
+        "embedding/native/duplicate_finder.h",
+        "kept += (filter[at / 64] >> (at % 64)) & 1;",
+        "kept += kept < count && suspects_[kept] == i;",
+        "embedding/test_duplicate_keys.py::test_one_key_twice_is_named_and_nothing_is_done",
     ),
     Mutant(
         "count wraps around",
