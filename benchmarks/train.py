@@ -160,7 +160,7 @@ class TrainingJob:
         units = self._log.units(0)[self._next : self._next + self._units]
         self._next += self._units
         stream = self._log.batches(self._features, self._options.batch_size, epoch=0, units=units, prefetch=0)
-        for batch, inputs in prefetch(stream, self._embeddings, self._depth):
+        for batch, inputs in prefetch(stream, self._embeddings, self._depth, synchronous_steps=0):
             self._trainer.step(batch, inputs).item()
 
 

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from ..embedding.table_config import MAX_DIM, Adagrad, ColumnBlock, Initializer, Optimizer, Uniform, Zeros
 from .table_options import TableOptions
 
+SYNCHRONOUS_STEPS = 50
+"""First steps of a model that see every push before them; docs/decisions/0003-synchronous-start.md says why."""
+
 
 class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
@@ -163,6 +166,7 @@ class TrainConfig(_Config):
     max_steps:      stop after so many batches, counted over resumes; None: after `epochs`.
     pipeline_depth: how many batches the pulled rows lag behind (`prefetch`). 0 is synchronous training, and still
                     reads ahead; more hides a far store's answer time, and costs AUC where rows move fast.
+    synchronous_steps: first steps of the run that are made at depth 0 whatever pipeline_depth is (`prefetch`).
     evaluate_every: steps between evaluations; None: after each epoch.
     embedding_l2:   adds embedding_l2 · Σ‖e‖² / B to the loss, over the batch's pooled factors (or weights).
     clip_norm:      of all gradients of a step together, rows and dense.
@@ -173,6 +177,7 @@ class TrainConfig(_Config):
     epochs: int = Field(default=1, ge=1)
     max_steps: int | None = Field(default=None, ge=1)
     pipeline_depth: int = Field(default=0, ge=0, le=16)
+    synchronous_steps: int = Field(default=SYNCHRONOUS_STEPS, ge=0)
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     shuffle: bool = True
     evaluate_every: int | None = Field(default=None, ge=1)

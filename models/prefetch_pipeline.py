@@ -10,6 +10,7 @@ from typing import Any
 
 from ..embedding.store import Exchange, Push
 from ..feature_map.batch import FeatureBatch
+from .config import SYNCHRONOUS_STEPS
 from .embedding_collection import EmbeddingCollection
 from .embedding_output import EmbeddingOutput
 from .pulled_rows import KeyedBatch, PulledRows
@@ -24,12 +25,18 @@ READER_PATIENCE_SECONDS = 10.0
 
 
 def prefetch(
-    batches: Iterable[FeatureBatch], embeddings: EmbeddingCollection, depth: int = 1
+    batches: Iterable[FeatureBatch],
+    embeddings: EmbeddingCollection,
+    depth: int = 1,
+    *,
+    synchronous_steps: int = SYNCHRONOUS_STEPS,
 ) -> Iterator[tuple[TensorBatch, EmbeddingOutput]]:
     """Each batch as tensors on the collection's device, with its embeddings, in order.
 
     depth: the rows of batch i hold exactly this loop's pushes of batches ≤ i − 1 − depth, on every run; 0 trains as the
            synchronous form does (reading, encoding and de-duplication still run ahead), 1 hides the store's work too.
+    synchronous_steps: until `embeddings.optimizer()` has made so many steps, over all loops and resumes, depth is 0:
+           the first steps of fresh rows are so long that a second one from the same weights overshoots.
 
     A batch whose push the store refuses as stale (`max_staleness`) comes once more, with fresh rows and under the same
     token. A batch whose `step()` is not called before the next one is asked for is not pushed. In evaluation mode
@@ -38,18 +45,25 @@ def prefetch(
     Raises: ValueError; in the loop, in its place among the batches, whatever reading or the store raised."""
     if depth < 0:
         raise ValueError(f"expected depth >= 0, got {depth}")
-    return _run(batches, embeddings, depth)
+    if synchronous_steps < 0:
+        raise ValueError(f"expected synchronous_steps >= 0, got {synchronous_steps}")
+    return _run(batches, embeddings, depth, synchronous_steps)
 
 
 def _run(
-    batches: Iterable[FeatureBatch], embeddings: EmbeddingCollection, depth: int
+    batches: Iterable[FeatureBatch], embeddings: EmbeddingCollection, depth: int, synchronous_steps: int
 ) -> Iterator[tuple[TensorBatch, EmbeddingOutput]]:
     pipeline = _Pipeline(batches, embeddings)
     optimizer = embeddings.optimizer() if pipeline.training else None
+    lag = 0  # pulls made so far ahead of a push that a synchronous loop makes before them
     try:
-        for _ in range(depth + 1):
-            pipeline.advance(None)
-        while (ready := pipeline.next()) is not None:
+        pipeline.advance(None)
+        while True:
+            while lag < depth and (optimizer is None or optimizer.steps >= synchronous_steps):
+                pipeline.advance(None)
+                lag += 1
+            if (ready := pipeline.next()) is None:
+                break
             turn = _Turn(pipeline, embeddings, ready.rows)
             if optimizer is not None:
                 ready.rows.require_gradients()

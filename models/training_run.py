@@ -180,7 +180,13 @@ class TrainingRun:
             prefetch=0,  # the pipeline's own thread reads
         )
         trained, began, units = 0, time.perf_counter(), set()
-        with closing(prefetch(_first(stream, limit), self.trainer.embeddings, config.pipeline_depth)) as batches:  # type: ignore[type-var]
+        pulled = prefetch(
+            _first(stream, limit),
+            self.trainer.embeddings,
+            config.pipeline_depth,
+            synchronous_steps=config.synchronous_steps,
+        )
+        with closing(pulled) as batches:  # type: ignore[type-var]
             for batch, inputs in batches:
                 loss = self.trainer.step(batch, inputs)
                 at.step, at.examples, trained = at.step + 1, at.examples + len(batch), trained + 1

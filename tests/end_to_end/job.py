@@ -61,7 +61,7 @@ def job_config(folder: Path) -> dict[str, Any]:
         },
         "model": {"kind": "deepfm", "dim": 4, "hidden": [16], "dropout": 0.1},
         "optimizer": {"rows": {"kind": "adagrad", "lr": 0.05}},
-        "train": {"batch_size": 64, "epochs": 4, "threads": 1, "pipeline_depth": 0},
+        "train": {"batch_size": 64, "epochs": 4, "threads": 1, "pipeline_depth": 0, "synchronous_steps": 20},
         "output": {"folder": str(folder / "runs")},
     }
 

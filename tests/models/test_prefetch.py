@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def _no_thread_is_left() -> Iterator[None]:
 def train(batches: Iterable[FeatureBatch], embeddings: EmbeddingCollection, depth: int = 1) -> Iterator[int]:
     """The index of each batch, after its push."""
     rows = embeddings.optimizer()
-    for index, (_, inputs) in enumerate(prefetch(batches, embeddings, depth)):
+    for index, (_, inputs) in enumerate(prefetch(batches, embeddings, depth, synchronous_steps=0)):
         inputs.values().sum().backward()
         rows.step()
         yield index
@@ -69,7 +70,7 @@ def test_pull_of_batch_i_sees_pushes_up_to_i_minus_1_minus_depth(depth: int) -> 
     store, embeddings = collection()
     rows = embeddings.optimizer()
     seen = []
-    for _, inputs in prefetch(numbered(6), embeddings, depth):
+    for _, inputs in prefetch(numbered(6), embeddings, depth, synchronous_steps=0):
         out = inputs.values()
         seen.append(-int(out[1]))  # key 7 was lowered by 1 by each push it sees
         out.sum().backward()
@@ -82,11 +83,58 @@ def test_pull_of_batch_i_sees_pushes_up_to_i_minus_1_minus_depth(depth: int) -> 
     assert store.stats()["user"].rows == 7  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("loops", [(8,), (1, 7), (4, 4)])
+def test_first_steps_of_all_loops_together_see_every_push_before_them(depth: int, loops: tuple[int, ...]) -> None:
+    _, embeddings = collection()
+    rows = embeddings.optimizer()
+    seen = []
+    for start, length in zip(np.cumsum((0, *loops)).tolist(), loops, strict=False):
+        batches = islice(numbered(8), start, start + length)
+        for _, inputs in prefetch(batches, embeddings, depth, synchronous_steps=3):
+            seen.append(-int(inputs.values()[1]))
+            inputs.values().sum().backward()
+            rows.step()
+    starts = np.repeat(np.cumsum((0, *loops))[:-1], loops)
+    # The pipeline fills behind the third step, or where a loop starts after it.
+    assert seen == [i if i < 3 else max(3, start, i - depth) for i, start in enumerate(starts.tolist())]
+
+
+def test_loop_shorter_than_the_synchronous_steps_ends() -> None:
+    store, embeddings = collection()
+    assert list(train(numbered(2), embeddings, depth=2)) == [0, 1]
+    rows, seen = embeddings.optimizer(), []
+    for _, inputs in prefetch(islice(numbered(5), 2, 5), embeddings, 2, synchronous_steps=100):
+        seen.append(-int(inputs.values()[1]))
+        inputs.values().sum().backward()
+        rows.step()
+    assert seen == [2, 3, 4]
+    assert store.stats()["user"].rows == 6  # type: ignore[operator]
+
+
+def test_evaluation_is_pipelined_from_its_first_batch() -> None:
+    third = threading.Event()
+
+    class WaitedFor(RecordingStore):
+        def exchange(self, push: Push | None, pull: Pull | None) -> Exchange:
+            answer = super().exchange(push, pull)
+            if len(self.calls) == 3:
+                third.set()
+            return answer
+
+    _, embeddings = collection(WaitedFor(local_store()))
+    embeddings.eval()
+    loop = prefetch(numbered(5), embeddings, depth=2, synchronous_steps=100)
+    next(loop)
+    assert third.wait(10)
+    loop.close()
+
+
 @pytest.mark.parametrize("depth", [0, 2])
 def test_step_not_called_is_a_skipped_push(depth: int) -> None:
     store, embeddings = collection()
     rows = embeddings.optimizer()
-    for batch, inputs in prefetch(numbered(5), embeddings, depth):
+    for batch, inputs in prefetch(numbered(5), embeddings, depth, synchronous_steps=0):
         inputs.values().sum().backward()
         assert batch.id is not None
         if batch.id.index % 2 == 0:
@@ -99,7 +147,7 @@ def test_step_not_called_is_a_skipped_push(depth: int) -> None:
 def test_zero_grad_may_come_first_or_last(zero_first: bool) -> None:
     store, embeddings = collection()
     rows = embeddings.optimizer()
-    for _, inputs in prefetch(numbered(3), embeddings):
+    for _, inputs in prefetch(numbered(3), embeddings, synchronous_steps=0):
         if zero_first:
             rows.zero_grad()
         inputs.values().sum().backward()
@@ -116,7 +164,7 @@ def test_equal_depth_gives_equal_bits(depth: int) -> None:
         store = RecordingStore(local_store())
         embeddings = EmbeddingCollection(CLICK_FEATURES, store, dim=4)
         rows = embeddings.optimizer()
-        for batch, inputs in prefetch(click_batches(8), embeddings, depth):
+        for batch, inputs in prefetch(click_batches(8), embeddings, depth, synchronous_steps=3):
             logit = inputs.values().sum(1)
             torch.nn.functional.binary_cross_entropy_with_logits(logit, batch.label).backward()
             rows.step()
@@ -155,7 +203,7 @@ def test_break_carries_out_the_pushes_made_and_closes_the_source() -> None:
         finally:
             closed.set()
 
-    for batch, inputs in prefetch(source(), embeddings, depth=2):
+    for batch, inputs in prefetch(source(), embeddings, depth=2, synchronous_steps=0):
         inputs.values().sum().backward()
         rows.step()
         assert batch.id is not None
@@ -170,7 +218,7 @@ def test_error_in_the_loop_body_ends_the_threads() -> None:
     _, embeddings = collection()
 
     def fail() -> None:
-        for _ in prefetch(numbered(100), embeddings):
+        for _ in prefetch(numbered(100), embeddings, synchronous_steps=0):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -206,7 +254,7 @@ def test_error_of_the_store_comes_out_and_no_call_follows(fail_at: int) -> None:
 def test_push_lost_behind_a_break_is_raised_on_close() -> None:
     store, embeddings = collection()
     rows = embeddings.optimizer()
-    loop = prefetch(numbered(6), embeddings, depth=1)
+    loop = prefetch(numbered(6), embeddings, depth=1, synchronous_steps=0)
     _, inputs = next(loop)
     store.fail_at = 2
     inputs.values().sum().backward()
@@ -222,7 +270,7 @@ def test_error_of_a_batch_that_was_never_asked_for_is_not_raised() -> None:
         yield from numbered(1)
         raise OSError("unread")
 
-    loop = prefetch(source(), embeddings, depth=1)
+    loop = prefetch(source(), embeddings, depth=1, synchronous_steps=0)
     next(loop)
     loop.close()  # type: ignore[attr-defined]
 
@@ -249,6 +297,8 @@ def test_wrong_features_are_refused_in_the_loop() -> None:
         next(prefetch([bags({"item": [[1]]})], embeddings))
     with pytest.raises(ValueError, match="depth >= 0, got -1"):
         prefetch([], embeddings, depth=-1)
+    with pytest.raises(ValueError, match="synchronous_steps >= 0, got -1"):
+        prefetch([], embeddings, synchronous_steps=-1)
 
 
 def test_a_loop_that_is_never_started_starts_no_thread() -> None:
@@ -283,7 +333,7 @@ def test_stale_batch_comes_again_and_each_is_applied_once(depth: int, before: se
     _, embeddings = collection(store)
     rows = embeddings.optimizer()
     trained = []
-    for batch, inputs in prefetch(numbered(6), embeddings, depth):
+    for batch, inputs in prefetch(numbered(6), embeddings, depth, synchronous_steps=0):
         assert batch.id is not None
         trained.append(batch.id.index)
         inputs.values().sum().backward()

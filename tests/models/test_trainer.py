@@ -96,7 +96,7 @@ def assert_same_bits(first: Job, second: Job) -> None:
         np.testing.assert_array_equal(value, second.bits()[name], err_msg=name)
 
 
-CONFIG = TrainConfig(batch_size=128, epochs=2, seed=3)
+CONFIG = TrainConfig(batch_size=128, epochs=2, seed=3, synchronous_steps=8)
 
 
 def test_fit_learns_and_says_what_came_of_it(clicks: Path) -> None:
@@ -113,7 +113,7 @@ def test_fit_learns_and_says_what_came_of_it(clicks: Path) -> None:
 
 
 def test_counts_of_rows_equal_value_counts_of_the_log(clicks: Path) -> None:
-    job = Job(TrainConfig(batch_size=100, epochs=1, pipeline_depth=2))
+    job = Job(TrainConfig(batch_size=100, epochs=1, pipeline_depth=2, synchronous_steps=8))
     job.fit(clicks)
     keys, counts = np.unique(feature_map().encode(pq.read_table(clicks)).keys_of("c3"), return_counts=True)
     found: dict[int, int] = {}
@@ -133,7 +133,7 @@ def test_same_seed_gives_same_bits_and_another_does_not(clicks: Path, depth: int
     assert not np.array_equal(jobs[0].bits()["dense/mlp.0.weight"], jobs[2].bits()["dense/mlp.0.weight"])
 
 
-@pytest.mark.parametrize(("depth", "stop"), [(0, 20), (0, 47), (0, 48), (2, 20)])
+@pytest.mark.parametrize(("depth", "stop"), [(0, 20), (0, 47), (0, 48), (2, 5), (2, 20)])
 def test_stopped_and_resumed_equals_straight(clicks: Path, depth: int, stop: int) -> None:
     config = CONFIG.model_copy(update={"pipeline_depth": depth, "max_steps": 80})
     straight = Job(config)
