@@ -11,12 +11,11 @@ import pyarrow.parquet as pq
 
 DENSE_COLUMNS = tuple(f"I{index}" for index in range(1, 14))
 ID_COLUMNS = tuple(f"C{index}" for index in range(1, 27))
-TRAIN_SHARE = 0.9
 
 
 @dataclass(frozen=True)
 class ClickColumns:
-    """ids (n, 26) int64 raw values, dense (n, 13) float32 log1p, label (n,) float32; the training part of the file."""
+    """ids (n, 26) int64 raw values, dense (n, 13) float32 log1p, label (n,) float32."""
 
     ids: Any
     dense: Any
@@ -32,12 +31,9 @@ class ClickColumns:
         return np.stack(columns, 1).astype(np.int64), start
 
 
-def read_clicks(path: Path, limit: int | None = None) -> ClickColumns:
-    """The first 90 % of the file (at most `limit` rows), read into memory."""
+def read_clicks(path: Path) -> ClickColumns:
+    """The whole file, read into memory."""
     table = pq.read_table(path)
-    rows = int(table.num_rows * TRAIN_SHARE)
-    rows = rows if limit is None else min(rows, limit)
-    table = table.slice(0, rows)
     ids = np.stack([table[name].to_numpy().astype(np.int64) for name in ID_COLUMNS], 1)
     dense = np.log1p(np.stack([table[name].to_numpy() for name in DENSE_COLUMNS], 1)).astype(np.float32)
     return ClickColumns(ids, dense, table["label"].to_numpy().astype(np.float32))

@@ -41,14 +41,14 @@ def serve(cluster: dict[str, list[str]], job: str) -> None:
     tf.distribute.Server(tf.train.ClusterSpec(cluster), job_name=job, task_index=0, protocol="grpc").join()
 
 
-def train(path: Path, cluster: dict[str, list[str]], limit: int | None) -> dict[str, object]:
-    """Examples a second over the training part of the file, after one step that is not timed."""
+def train(path: Path, cluster: dict[str, list[str]]) -> dict[str, object]:
+    """Examples a second over the file, after one step that is not timed."""
     import tensorflow as tf
 
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec(cluster), rpc_layer="grpc")
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    clicks = read_clicks(path, limit)
+    clicks = read_clicks(path)
     numbered, rows = clicks.numbered()
     folder = tempfile.mkdtemp()
     for name, array in (("ids", numbered), ("dense", clicks.dense), ("label", clicks.label)):
@@ -108,7 +108,6 @@ def main() -> None:
     """Start the two servers, train, print, end everything."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("clicks", type=Path)
-    parser.add_argument("--limit", type=int)
     arguments = parser.parse_args()
     spawn = multiprocessing.get_context("spawn")
     cluster = {"worker": [free_address()], "ps": [free_address()]}
@@ -116,7 +115,7 @@ def main() -> None:
     for server in servers:
         server.start()
     try:
-        print(json.dumps(train(arguments.clicks, cluster, arguments.limit)), flush=True)
+        print(json.dumps(train(arguments.clicks, cluster)), flush=True)
     finally:
         for server in servers:
             server.kill()
