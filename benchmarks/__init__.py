@@ -7,6 +7,7 @@ SUITES = {
     "table": "embershard.benchmarks.table",
     "store": "embershard.benchmarks.store",
     "train": "embershard.benchmarks.train",
+    "staleness": "embershard.benchmarks.staleness",
     "checkpoint": "embershard.benchmarks.checkpoint",
     "export": "embershard.benchmarks.export",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -20,10 +20,9 @@ from ..models.config import DeepFMConfig, OptimizerConfig, TrainConfig
 from ..models.model_factory import build_embeddings, build_model
 from ..models.prefetch_pipeline import prefetch
 from ..models.trainer import Trainer
-from ..ps_server import LocalStore, connect
-from ..ps_server.wire_values import WireDtype, WireFormat
+from ..ps_server.wire_values import WireDtype
 from .measurement import BenchOptions, Measurement, interleaved_rates
-from .shard_processes import running_shards
+from .open_store import open_store
 
 FEATURES, NUMERICS = 26, 13
 UNIT_ROWS = 65_536
@@ -68,7 +67,13 @@ def run(options: Options) -> Iterator[Measurement]:
         path = target if target.exists() else write_synthetic_clicks(target, clicks)
         depths = (0, 1) if options.pipeline_depth is None else (options.pipeline_depth,)
         jobs = {
-            depth: TrainingJob(path, options, units, stack.enter_context(_open_store(options)), depth)
+            depth: TrainingJob(
+                path,
+                options,
+                units,
+                stack.enter_context(open_store(options.shards, options.table_threads, options.wire)),
+                depth,
+            )
             for depth in depths
         }
         ceiling = DenseCeiling(options)
@@ -97,20 +102,6 @@ def run(options: Options) -> Iterator[Measurement]:
                 "table_threads": options.table_threads,
             },
         )
-
-
-@contextmanager
-def _open_store(options: Options) -> Iterator[EmbeddingStore]:
-    """The rows: in this process, or in shard processes that live as long as the block."""
-    if options.shards == 0:
-        with LocalStore(threads=options.table_threads) as store:
-            yield store
-        return
-    with (
-        running_shards(options.shards, options.table_threads) as addresses,
-        connect(addresses, wire=WireFormat(options.wire)) as remote,
-    ):
-        yield remote
 
 
 def click_log_shape(rows: int, ids: int) -> SyntheticClicks:
