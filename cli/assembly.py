@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,13 +34,17 @@ class Assembly:
 
 
 @contextmanager
-def assembled(config: RunConfig, features: FeatureMap) -> Iterator[Assembly]:
-    """Everything as configured, with fresh parameters; the store is closed at the end."""
+def assembled(config: RunConfig, features: FeatureMap, *, without: Collection[str] = ()) -> Iterator[Assembly]:
+    """Everything as configured, with fresh parameters; the store is closed at the end.
+
+    without: tables that a running cluster may have and that are dropped there first."""
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     seed = config.train.seed
     model = build_model(config.model, features, seed)
     with opened_store(config.store) as store:
+        for table in {table.name for table in store.tables()}.intersection(without):
+            store.drop_table(table)
         embeddings = build_embeddings(
             config.model, config.optimizer, features, store, seed=seed, device=config.train.device
         )

@@ -25,6 +25,7 @@ class RunReport:
     """What a training run measured.
 
     stopped: finished, max_steps or early_stop.   refused_rows: rows whose gradient was not finite.
+    changes: what a resume changed of features and tables, a line each.
     history: one mapping an evaluation: step, epoch, auc, logloss.   tables: sizes at the end.
     machine: cpu, cores, python, commit.   versions: of the packages that numbers depend on.
     """
@@ -39,6 +40,7 @@ class RunReport:
     rows: int
     checkpoint: str | None
     resumed_from: str | None = None
+    changes: Sequence[str] = ()
     stopped: str = "finished"
     refused_rows: int = 0
     history: Sequence[Mapping[str, object]] = ()
@@ -58,6 +60,8 @@ def _markdown(report: RunReport) -> str:
     lines = [f"# {report.name}", ""]
     outcome = ("auc", "logloss", "examples", "examples_per_second", "seconds", "steps", "rows", "stopped", "checkpoint")
     lines += _table(["measured", "value"], [[name, getattr(report, name)] for name in outcome])
+    if report.changes:
+        lines += ["", "## Changes at this resume", "", *(f"- {change}" for change in report.changes)]
     if report.history:
         columns = list(report.history[0])
         lines += ["", "## Evaluations", ""]

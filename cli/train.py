@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from .console import format_value, print_json, say
+from .errors import UsageError
 
 
 def train(
@@ -17,14 +18,21 @@ def train(
         list[str] | None, typer.Argument(help="Changes to it, as train.epochs=3.", metavar="[key=value]...")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last run's newest checkpoint.")] = False,
+    reinit: Annotated[
+        list[str] | None,
+        typer.Option("--reinit", metavar="TABLE", help="With --resume: start this table anew; repeat it."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON line on stdout and nothing else.")] = False,
 ) -> None:
     """Train a model from a click log; writes checkpoints, metrics and a report into the run's folder."""
     from .run_config import load_run_config
     from .training_run import train_run
 
+    if reinit and not resume:
+        raise UsageError(f"expected --reinit together with --resume, got --reinit {reinit[0]} alone")
     settings = load_run_config(config, overrides or ())
-    finished = train_run(settings, config, resume=resume, stream=sys.stderr if as_json else sys.stdout)
+    stream = sys.stderr if as_json else sys.stdout
+    finished = train_run(settings, config, resume=resume, stream=stream, reinit=reinit or ())
     report = finished.report
     facts = {
         "auc": report.auc,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import platform
 import secrets
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TextIO
@@ -13,9 +14,7 @@ from typing import TextIO
 from ..benchmarks.measurement import machine
 from ..datasets import ClickLog
 from ..embedding.checkpoint import Checkpoint, latest_checkpoint
-from ..embedding.errors import CheckpointMismatchError
 from ..feature_map import FeatureMap
-from ..feature_map.feature_map_change import diff
 from ..feature_map.learned_statistics import learn_statistics
 from ..feature_map.yaml_file import write_yaml
 from ..models.train_result import TrainResult
@@ -27,6 +26,7 @@ from .errors import UsageError
 from .evaluation import runs_folder
 from .metrics_log import MetricsLog
 from .report import RunReport, TableSize, write_report
+from .resume_plan import plan_resume, resumed_state
 from .run_checkpoints import RunCheckpoints
 from .run_config import RunConfig
 from .run_folder import RunFolder, check_new_run, last_run, new_run
@@ -45,10 +45,13 @@ class FinishedRun:
     report: RunReport
 
 
-def train_run(config: RunConfig, source: Path, *, resume: bool, stream: TextIO) -> FinishedRun:
+def train_run(
+    config: RunConfig, source: Path, *, resume: bool, stream: TextIO, reinit: Sequence[str] = ()
+) -> FinishedRun:
     """Train as configured; progress goes to `stream`.
 
     source: the configuration file; the runs are named after it.
+    reinit: tables that a resume starts anew.
     A run's folder is made when its first batch has been trained: bad input leaves nothing behind.
     Raises: UsageError where there is nothing to resume; CheckpointMismatchError naming what does not fit; whatever
     reading, training and saving raise."""
@@ -57,29 +60,44 @@ def train_run(config: RunConfig, source: Path, *, resume: bool, stream: TextIO) 
         check_new_run(runs, config.output.name)
         config = _with_statistics(config)
         with assembled(config, FeatureMap.of(config.features)) as assembly:
-            return _train(assembly, _PendingFolder(runs, config), source.stem, None, None, stream)
+            return _train(assembly, _PendingFolder(runs, config), source.stem, None, stream)
     run = last_run(runs, config.output.name)
     with _checkpoint_to_resume(run) as checkpoint:
-        features = _same_features(checkpoint, FeatureMap.of(config.features))
-        config = config.model_copy(update={"features": features.config})
-        with assembled(config, features) as assembly:
-            checkpoint.restore(assembly.store)
-            manifest = checkpoint.manifest
-            state = TrainerState(manifest.step, manifest.cursor, manifest.scalars, checkpoint.dense())
-            return _train(assembly, _PendingFolder(runs, config, run), source.stem, state, checkpoint.path, stream)
+        plan = plan_resume(checkpoint, config, reinit)
+        plan = replace(plan, config=_with_statistics(plan.config))
+        state = resumed_state(checkpoint, plan)
+        for line in plan.changes:
+            stream.write(f"{line}\n")
+        config, gone = plan.config, (*plan.dropped, *plan.anew)
+        with assembled(config, FeatureMap.of(config.features), without=gone) as assembly:
+            checkpoint.restore(assembly.store, only=plan.kept)
+            folder = _PendingFolder(runs, config, run, is_changed=bool(plan.changes))
+            return _train(assembly, folder, source.stem, _Resumed(state, checkpoint.path, plan.changes), stream)
+
+
+@dataclass(frozen=True, slots=True)
+class _Resumed:
+    """What a run goes on from."""
+
+    state: TrainerState
+    checkpoint: str
+    changes: tuple[str, ...]
 
 
 class _PendingFolder:
-    """A run's folder that is made when it is first asked for."""
+    """A run's folder that is made when it is first asked for; `is_changed`: with another configuration in it."""
 
-    def __init__(self, runs: Path, config: RunConfig, run: RunFolder | None = None) -> None:
-        self._runs, self._config, self._run = runs, config, run
+    def __init__(
+        self, runs: Path, config: RunConfig, run: RunFolder | None = None, *, is_changed: bool = False
+    ) -> None:
+        self._runs, self._config, self._run, self._is_changed = runs, config, run, is_changed
 
     def make(self) -> RunFolder:
         if self._run is None:
             self._run = new_run(self._runs, self._config.output.name)
-        if not self._run.config.exists():
+        if self._is_changed or not self._run.config.exists():
             write_yaml(self._run.config, self._config.to_dict())
+            self._is_changed = False
         return self._run
 
     def open_log(self) -> MetricsLog:
@@ -110,11 +128,11 @@ def _train(
     assembly: Assembly,
     folder: _PendingFolder,
     name: str,
-    state: TrainerState | None,
-    resumed_from: str | None,
+    resumed: _Resumed | None,
     stream: TextIO,
 ) -> FinishedRun:
     config, features = assembly.config, assembly.features
+    state = None if resumed is None else resumed.state
     run_id = _new_run_id(config) if state is None else int(state.cursor["run"])
     keeper = (
         ValueKeeper(features, f"step{0 if state is None else state.step}") if ValueKeeper.is_needed(features) else None
@@ -137,7 +155,9 @@ def _train(
         if keeper is not None:
             keeper.close()
     run = folder.make()
-    report = _report(assembly, name, result, resumed_from)
+    report = _report(assembly, name, result)
+    if resumed is not None:
+        report = replace(report, resumed_from=resumed.checkpoint, changes=resumed.changes)
     write_report(run, report)
     return FinishedRun(run, report)
 
@@ -167,24 +187,7 @@ def _with_statistics(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"features": learn_statistics(features, records).config})
 
 
-def _same_features(checkpoint: Checkpoint, features: FeatureMap) -> FeatureMap:
-    """The checkpoint's feature map, which `features` agrees with but for what is learned from the click log."""
-    saved = FeatureMap.from_dict(checkpoint.manifest.feature_map, f"{checkpoint.path} (feature map)")
-    learned = {feature.name: feature for feature in saved.features if feature.name in features.unlearned}
-    filled = tuple(learned.get(feature.name, feature) for feature in features.features)
-    given = FeatureMap.of(features.config.model_copy(update={"features": filled}))
-    if saved.hash != given.hash:
-        found = diff(saved, given)
-        parts = [f"feature {name!r} added" for name in found.added]
-        parts += [f"feature {name!r} removed" for name in found.removed]
-        parts += [str(change) for change in found.changed]
-        raise CheckpointMismatchError(
-            f"expected the feature map of {checkpoint.path}, got another one: {'; '.join(parts) or 'other order'}"
-        )
-    return saved
-
-
-def _report(assembly: Assembly, name: str, result: TrainResult, resumed_from: str | None) -> RunReport:
+def _report(assembly: Assembly, name: str, result: TrainResult) -> RunReport:
     dims = {table.name: table.dim for table in assembly.store.tables()}
     stats = assembly.store.stats()
     return RunReport(
@@ -197,7 +200,6 @@ def _report(assembly: Assembly, name: str, result: TrainResult, resumed_from: st
         steps=result.steps,
         rows=result.rows,
         checkpoint=result.checkpoint,
-        resumed_from=resumed_from,
         stopped=result.stopped,
         refused_rows=result.refused_rows,
         history=[

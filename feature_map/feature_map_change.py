@@ -97,10 +97,9 @@ def check_change(old: FeatureMap, new: FeatureMap, *, reinit: Collection[str] = 
             what = f"table {table.name!r}: {table.id} keys of {table.key_space!r} → {other.id} of {other.key_space!r}"
             refused.append(what)
     if refused:
-        lines = "\n".join(dict.fromkeys(refused))
         raise FeatureMapChangeError(
-            f"expected features that keep their keys and width, got\n{lines}\n"
-            "rows trained under the old keys would be read under the new ones; re-initialise the tables to change them"
+            f"expected features that keep their keys and width, got {'; '.join(dict.fromkeys(refused))}: rows trained "
+            "under the old keys would be read under the new ones; re-initialise the tables to change them"
         )
     return found
 

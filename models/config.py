@@ -71,9 +71,15 @@ class OptimizerConfig(_Config):
 
 
 class _Model(_Config):
-    """tables: admission, eviction, dtype, seed … of the embedding tables."""
+    """What every model has.
+
+    tables: admission, eviction, dtype, seed … of the embedding tables.
+    added:  features that came after training had begun, a group for each time: their tables start from zeros, their
+            columns are a block of their own in the model's first layer. A resume fills it (docs/feature_growth.md).
+    """
 
     tables: TableOptions = TableOptions()
+    added: tuple[Annotated[tuple[str, ...], Field(min_length=1)], ...] = ()
 
 
 class LogisticRegressionConfig(_Model):

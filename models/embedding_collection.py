@@ -100,17 +100,11 @@ class EmbeddingCollection(nn.Module):
         Raises: TableConflictError if the store has such a table with another configuration; nothing is changed."""
         super().__init__()
         made = _blocks(dim, blocks, optimizer, initializer)
-        own_dims = {table.name: table.dim for table in getattr(features, "tables", ()) if table.dim is not None}
-        options = options or TableOptions()
-        given = dict(tables or {})
-        configs: dict[str, TableConfig] = {}
-        for feature in features.categorical:
-            if feature.table not in configs:
-                own = given.pop(feature.table, None)
-                own_blocks = _of_dim(made, own_dims.get(feature.table), feature.table, resize=blocks is None)
-                configs[feature.table] = own or options.table(feature.table, feature.key_space, own_blocks)
-        if given:
-            raise ValueError(f"expected tables of the feature map {sorted(configs)}, got others too: {sorted(given)}")
+        configs = table_configs(features, made, options or TableOptions(), resize=blocks is None)
+        others = set(tables or ()) - set(configs)
+        if others:
+            raise ValueError(f"expected tables of the feature map {sorted(configs)}, got others too: {sorted(others)}")
+        configs.update(tables or {})
         self.layout = RowLayout(features.categorical, configs)
         self.features = features
         self.store = store
@@ -213,6 +207,23 @@ class EmbeddingCollection(nn.Module):
     def _learning_rate(self) -> float:
         rates = {block.optimizer.lr for config in self.layout.configs for block in config.blocks}
         return rates.pop() if len(rates) == 1 else 1.0
+
+
+def table_configs(
+    features: CategoricalFeatures, blocks: Sequence[ColumnBlock], options: TableOptions, *, resize: bool = False
+) -> dict[str, TableConfig]:
+    """Configuration of each table that the features read, by name, in the order in which features name them.
+
+    resize: blocks take the dim that the feature map gives a table; else one of them must have it.
+    Raises: ValueError where none has."""
+    own_dims = {table.name: table.dim for table in getattr(features, "tables", ()) if table.dim is not None}
+    configs: dict[str, TableConfig] = {}
+    for feature in features.categorical:
+        name = feature.table
+        if name not in configs:
+            own_blocks = _of_dim(tuple(blocks), own_dims.get(name), name, resize=resize)
+            configs[name] = options.table(name, feature.key_space, own_blocks)
+    return configs
 
 
 def _blocks(

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+
 import torch
 from torch import nn
 
+from ..feature_map.feature_map import FeatureMap
+from .added_columns import AddedColumns
 from .embedding_output import EmbeddingOutput
+from .input_columns import AddedInputs, dense_names
 
 
 class LogisticRegression(nn.Module):
-    """Logit = Σ linear weights + dense · w + bias; the tables have a block `linear` of dim 1."""
+    """Logit = Σ linear weights + dense · w + bias; the tables have a block `linear` of dim 1.
 
-    def __init__(self, dense_width: int = 0) -> None:
+    added: inputs that came after training had begun; a field or dense column of zeros is neutral.
+    """
+
+    def __init__(self, dense_width: int = 0, *, added: Sequence[AddedInputs] = ()) -> None:
         super().__init__()
-        self.dense = nn.Linear(dense_width, 1, bias=False) if dense_width else None
+        self.added = AddedColumns(dense_width, 1, [block.dense for block in added])
+        self.dense = nn.Linear(len(self.added.first), 1, bias=False) if self.added.first else None
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, inputs: EmbeddingOutput, dense: torch.Tensor) -> torch.Tensor:
         """(B,) logits; dense is (B, dense_width)."""
-        logit = inputs.block("linear").sum((1, 2)) + self.bias
-        return logit if self.dense is None else logit + self.dense(dense).squeeze(1)
+        # Field after field, so that a field of zeros changes no bit; one reduction would pair the others anew.
+        weights = inputs.block("linear").squeeze(2).unbind(1)
+        logit = reduce(torch.add, weights) + self.bias
+        for term in self.added.terms(self.dense, dense):
+            logit = logit + term.squeeze(1)
+        return logit
+
+    def input_columns(self, features: FeatureMap) -> dict[str, list[str]]:
+        """Parameter → the feature of each of its columns; see `model_growth.GrowingModel`."""
+        return self.added.named(dense_names(features), None if self.dense is None else "dense")

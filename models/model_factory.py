@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..embedding.store import EmbeddingStore
+from ..embedding.table_config import TableConfig, Zeros
 from ..feature_map.feature_map import FeatureMap
 from .config import (
     CustomModelConfig,
@@ -22,24 +23,32 @@ from .config import (
     OptimizerConfig,
 )
 from .deepfm import DeepFM
-from .embedding_collection import EmbeddingCollection
+from .embedding_collection import EmbeddingCollection, table_configs
 from .errors import ModelSpecError
 from .factorization_machine import FactorizationMachine
+from .input_columns import added_inputs, pooled_names, tables_of_added
 from .logistic_regression import LogisticRegression
 
 
 def build_model(config: ModelConfig, features: FeatureMap, seed: int = 0) -> nn.Module:
     """The module of a configuration, its parameters drawn from `seed`. Raises: ModelSpecError."""
+    added = added_inputs(features, config.added)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         match config:
             case LogisticRegressionConfig():
-                return LogisticRegression(features.dense_width)
+                return LogisticRegression(features.dense_width, added=added)
             case DeepFMConfig():
-                fields = sum(getattr(feature, "pooling", "sum") != "none" for feature in features.categorical)
-                return DeepFM(fields, config.dim, features.dense_width, hidden=config.hidden, dropout=config.dropout)
+                return DeepFM(
+                    len(pooled_names(features)),
+                    config.dim,
+                    features.dense_width,
+                    hidden=config.hidden,
+                    dropout=config.dropout,
+                    added=added,
+                )
             case FactorizationMachineConfig():
-                return FactorizationMachine(features.dense_width)
+                return FactorizationMachine(features.dense_width, added=added)
             case CustomModelConfig():
                 return _custom(config, features)
 
@@ -54,10 +63,28 @@ def build_embeddings(
     device: str = "auto",
 ) -> EmbeddingCollection:
     """The embedding collection that the configured model reads; rows start from `seed` unless `tables.seed` is set."""
+    return EmbeddingCollection(
+        features,
+        store,
+        blocks=config.blocks(optimizer),
+        tables=model_tables(config, optimizer, features, seed=seed),
+        device=device,
+    )
+
+
+def model_tables(
+    config: ModelConfig, optimizer: OptimizerConfig, features: FeatureMap, *, seed: int = 0
+) -> dict[str, TableConfig]:
+    """Configuration of each table that the configured model reads, by name; those of added features start at zeros."""
     options = config.tables
     if "seed" not in options.model_fields_set:
         options = options.model_copy(update={"seed": seed})
-    return EmbeddingCollection(features, store, blocks=config.blocks(optimizer), options=options, device=device)
+    configs = table_configs(features, config.blocks(optimizer), options)
+    for name in tables_of_added(features, config.added):
+        table = configs[name]
+        blocks = tuple(block.model_copy(update={"initializer": Zeros()}) for block in table.blocks)
+        configs[name] = table.model_copy(update={"blocks": blocks})
+    return configs
 
 
 def build_dense_optimizer(config: DenseOptimizer, model: nn.Module) -> torch.optim.Optimizer | None:
