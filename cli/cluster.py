@@ -77,8 +77,9 @@ def down(folder: Folder = DEFAULT_FOLDER, as_json: Json = False) -> None:
 
 def _status_facts(fleet: ShardFleet) -> dict[str, Any]:
     from ..cluster.fleet_status import fleet_status
+    from ..ps_server.security import token_of_environment
 
-    shards = fleet_status(fleet)
+    shards = fleet_status(fleet, token=token_of_environment())
     pulled = [0 if shard.status is None else int(shard.status.pulled_keys_by_tablet.sum()) for shard in shards]
     total = max(sum(pulled), 1)
     rows = []

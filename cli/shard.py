@@ -12,8 +12,6 @@ from typing import Annotated
 
 import typer
 
-TOKEN_VARIABLE = "EMBERSHARD_TOKEN"
-
 
 def shard(
     words: Annotated[
@@ -36,6 +34,7 @@ def shard(
     """Serve one shard: rows of its tablets over gRPC, until SIGTERM."""
     from ..feature_map.config_file import validate
     from ..ps_server.cluster_spec import ClusterSpec, load_cluster
+    from ..ps_server.security import token_of_environment
     from ..ps_server.server import ShardOptions, serve
     from .overrides import apply_overrides
 
@@ -46,9 +45,7 @@ def shard(
     else:
         spec, task = load_cluster(cluster)
         index = (task.index if task is not None else 0) if index is None else index
-    security: dict[str, object] = {"insecure": insecure}
-    if TOKEN_VARIABLE in os.environ:
-        security["token"] = os.environ[TOKEN_VARIABLE]
+    security = {"insecure": insecure, "token": token_of_environment()}
     data = {"spec": spec, "index": index, "security": security}
     options = validate(ShardOptions, apply_overrides(data, [str(word) for word in overrides]), "embershard shard")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)

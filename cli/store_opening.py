@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,9 +14,11 @@ from ..embedding.store import EmbeddingStore
 from ..ps_server import LocalStore
 from ..ps_server.client import connect
 from ..ps_server.cluster_spec import load_cluster
+from ..ps_server.security import ClientSecurity, token_of_environment
+from ..ps_server.shard_link import Patience
 from ..ps_server.wire_values import WireFormat
 from .console import note
-from .store_config import ClusterStoreConfig, LocalStoreConfig
+from .store_config import ClusterStoreConfig, LocalStoreConfig, StoreSecurityConfig
 
 
 @contextmanager
@@ -27,14 +30,17 @@ def opened_store(config: LocalStoreConfig | ClusterStoreConfig) -> Iterator[Embe
         with LocalStore(config.tablet_bits, config.threads) as local:
             yield local
     elif config.address is not None:
-        yield from _connected(config, _addresses(config.address))
+        addresses, name = _running_cluster(config.address)
+        yield from _connected(config, addresses, config.cluster or name, _security(config.security, addresses[0]))
     else:
         folder = Path(tempfile.mkdtemp(prefix="embershard-"))
         fleet = ShardFleet(folder)
         try:
             spec = fleet.start(FleetConfig(**config.model_dump(include=set(FleetConfig.model_fields))), attached=True)
             try:
-                yield from _connected(config, spec.shards)
+                # The shards have taken the token from this process's environment, if there is one.
+                security = _security(config.security, spec.shards[0])
+                yield from _connected(config, spec.shards, spec.name, security)
             finally:
                 if fleet.cluster.is_running():
                     fleet.stop()
@@ -44,15 +50,40 @@ def opened_store(config: LocalStoreConfig | ClusterStoreConfig) -> Iterator[Embe
         shutil.rmtree(folder)
 
 
-def _connected(config: ClusterStoreConfig, addresses: tuple[str, ...]) -> Iterator[EmbeddingStore]:
-    store = connect(addresses, wire=WireFormat(config.wire_dtype, config.compression))
+def _connected(
+    config: ClusterStoreConfig, addresses: tuple[str, ...], cluster: str, security: ClientSecurity
+) -> Iterator[EmbeddingStore]:
+    store = connect(
+        addresses,
+        cluster=cluster,
+        security=security,
+        wire=WireFormat(config.wire_dtype, config.compression),
+        patience=Patience(call_seconds=config.call_seconds, connect_seconds=config.connect_seconds),
+    )
     try:
         yield store
     finally:
         store.close()
 
 
-def _addresses(address: str) -> tuple[str, ...]:
+def _running_cluster(address: str) -> tuple[tuple[str, ...], str]:
+    """Addresses of shards, and the cluster's name where a cluster file says it, else ""."""
     if address.endswith((".yaml", ".yml", ".json")):
-        return load_cluster(address)[0].shards
-    return tuple(part.strip() for part in address.split(","))
+        spec = load_cluster(address)[0]
+        return spec.shards, spec.name
+    return tuple(part.strip() for part in address.split(",")), ""
+
+
+def _security(config: StoreSecurityConfig, address: str) -> ClientSecurity:
+    """What the run brings to the shard at `address`. Raises: FileNotFoundError, ValueError for a token file without
+    a token."""
+    token = token_of_environment()
+    if config.token_file is not None:
+        try:
+            token = config.token_file.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            problem = f"expected a file with the token to reach {address} as token_file, got none"
+            raise FileNotFoundError(errno.ENOENT, problem, str(config.token_file)) from None
+        if not token or len(token.split()) != 1:
+            raise ValueError(f"expected one token to reach {address} in file {config.token_file}, got none or several")
+    return ClientSecurity(token=token, **config.model_dump(exclude={"token_file"}))

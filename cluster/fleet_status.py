@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from ..ps_server import parameter_server_pb2 as pb
-from ..ps_server.errors import AccessDeniedError, StoreUnavailableError, WrongPeerError
+from ..ps_server.errors import StoreUnavailableError, WrongPeerError
 from ..ps_server.security import ClientSecurity
 from ..ps_server.shard_link import Patience, ShardLink
 from ..ps_server.shard_status import ShardStatus, decode_status
@@ -45,19 +45,20 @@ class FleetShard:
         return "down" if self.pid is None else "starting"
 
 
-def fleet_status(fleet: ShardFleet, interval_seconds: float = 0.5) -> list[FleetShard]:
+def fleet_status(fleet: ShardFleet, interval_seconds: float = 0.5, token: str | None = None) -> list[FleetShard]:
     """All shards by number, asked twice `interval_seconds` apart; one that does not answer stands in the list as well.
 
-    Raises: ClusterNotRunningError."""
+    token: of the cluster, if it asks for one. Raises: ClusterNotRunningError, AccessDeniedError."""
+    security = ClientSecurity(token=token)
     spec = fleet.spec()
     processes = {role.name: role for role in fleet.cluster.status()}
     owners = spec.first_map().owners
-    before = [_ask(index, address) for index, address in enumerate(spec.shards)]
+    before = [_ask(index, address, security) for index, address in enumerate(spec.shards)]
     time.sleep(interval_seconds)
     shards = []
     for index, address in enumerate(spec.shards):
         process = processes[f"shard-{index}"]
-        first, last = before[index], _ask(index, address)
+        first, last = before[index], _ask(index, address, security)
         rates: dict[str, float] = {}
         if first is not None and last is not None and last.uptime_seconds > first.uptime_seconds:
             seconds = last.uptime_seconds - first.uptime_seconds
@@ -73,11 +74,11 @@ def fleet_status(fleet: ShardFleet, interval_seconds: float = 0.5) -> list[Fleet
     return shards
 
 
-def _ask(index: int, address: str) -> ShardStatus | None:
+def _ask(index: int, address: str, security: ClientSecurity) -> ShardStatus | None:
     patience = Patience(call_seconds=ANSWER_SECONDS, attempt_seconds=ANSWER_SECONDS, connect_seconds=ANSWER_SECONDS)
-    with contextlib.closing(ShardLink(address, ClientSecurity(), patience, index)) as link:
+    with contextlib.closing(ShardLink(address, security, patience, index)) as link:
         try:
             link.hello()
             return decode_status(link.call("Status", pb.StatusRequest().SerializeToString()), address)
-        except (StoreUnavailableError, WrongPeerError, AccessDeniedError):
+        except (StoreUnavailableError, WrongPeerError):
             return None

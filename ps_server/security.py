@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
+import os
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,13 @@ from .cluster_spec import is_local
 
 Handler = Any  # grpc.RpcMethodHandler; its stubs are generic, its classes are not
 TOKEN_KEY = "authorization"
+TOKEN_VARIABLE = "EMBERSHARD_TOKEN"
+"""Environment variable with the bearer token of the cluster, for shards and clients."""
+
+
+def token_of_environment() -> str | None:
+    """The token in $EMBERSHARD_TOKEN, None where it is not set or empty."""
+    return os.environ.get(TOKEN_VARIABLE) or None
 
 
 class ServerSecurity(BaseModel):
@@ -51,13 +61,14 @@ class ServerSecurity(BaseModel):
         )
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """TLS of the server, None without."""
+        """TLS of the server, None without. Raises: FileNotFoundError, ValueError naming the file that is at fault."""
         if self.tls_certificate is None or self.tls_key is None:
             return None
-        pair = (self.tls_key.read_bytes(), self.tls_certificate.read_bytes())
+        pair = _key_and_certificate(self.tls_key, self.tls_certificate)
         if self.tls_client_ca is None:
             return grpc.ssl_server_credentials([pair])
-        return grpc.ssl_server_credentials([pair], self.tls_client_ca.read_bytes(), require_client_auth=True)
+        authority = _authority("tls_client_ca", self.tls_client_ca)
+        return grpc.ssl_server_credentials([pair], authority, require_client_auth=True)
 
 
 class ClientSecurity(BaseModel):
@@ -88,15 +99,13 @@ class ClientSecurity(BaseModel):
         return self
 
     def channel(self, address: str, options: list[tuple[str, int | str]]) -> grpc.Channel:
-        """A channel to the address. Raises: ValueError for another machine without TLS that is not said insecure."""
+        """A channel to the address.
+
+        Raises: ValueError for another machine without TLS that is not said insecure; FileNotFoundError, ValueError
+        naming the PEM file that is at fault."""
         target = address if address.startswith("unix:") else f"dns:///{address}"
         if self.tls_ca is not None:
-            pair = (
-                (None, None)
-                if self.tls_key is None or self.tls_certificate is None
-                else (self.tls_key.read_bytes(), self.tls_certificate.read_bytes())
-            )
-            credentials = grpc.ssl_channel_credentials(self.tls_ca.read_bytes(), *pair)
+            credentials = self._credentials(self.tls_ca, address)
             if self.tls_server_name is not None:
                 options = [*options, ("grpc.ssl_target_name_override", self.tls_server_name)]
             return grpc.secure_channel(target, credentials, options)
@@ -106,9 +115,66 @@ class ClientSecurity(BaseModel):
             )
         return grpc.insecure_channel(target, options)
 
+    def _credentials(self, authority: Path, address: str) -> grpc.ChannelCredentials:
+        try:
+            pair: tuple[bytes | None, bytes | None] = (None, None)
+            if self.tls_key is not None and self.tls_certificate is not None:
+                pair = _key_and_certificate(self.tls_key, self.tls_certificate)
+            return grpc.ssl_channel_credentials(_authority("tls_ca", authority), *pair)
+        except (OSError, ValueError) as error:
+            # add_note is Python 3.11, the attribute works everywhere.
+            error.__dict__["__notes__"] = [f"needed to reach {address}"]
+            raise
+
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What each call carries."""
         return () if self.token is None else ((TOKEN_KEY, f"Bearer {self.token}"),)
+
+
+_TLS_FAILURES = {
+    "CERTIFICATE_VERIFY_FAILED": "expected a server whose certificate tls_ca signed, got one that it did not",
+    "Hostname Verification Check failed": "expected a certificate for this host (or tls_server_name), got another's",
+    "WRONG_VERSION_NUMBER": "expected a server that speaks TLS, got one that does not; leave tls_ca out to reach it",
+}
+
+
+def tls_failure(details: str) -> str | None:
+    """Why a TLS handshake will fail every time, in words, from gRPC's; None where trying again may help."""
+    return next((words for sign, words in _TLS_FAILURES.items() if sign in details), None)
+
+
+def _authority(field: str, path: Path) -> bytes:
+    """PEM bytes of a certificate authority. gRPC itself would only say that no handshaker could be made."""
+    data = _read(field, path)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=data.decode("ascii", "replace"))
+    except ssl.SSLError as error:
+        raise ValueError(f"expected PEM certificates as {field}, got file {path}: {error}") from None
+    return data
+
+
+def _key_and_certificate(key: Path, certificate: Path) -> tuple[bytes, bytes]:
+    """PEM bytes of a private key and the certificate chain that goes with it."""
+    pair = _read("tls_key", key), _read("tls_certificate", certificate)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        raise ValueError(
+            f"expected a PEM certificate as tls_certificate and its key, without password, as tls_key, got files "
+            f"{certificate} and {key}: {error}"
+        ) from None
+    return pair
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password")
+
+
+def _read(field: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, f"expected a file as {field}, got none", str(path)) from None
 
 
 class TokenCheck(grpc.ServerInterceptor):

@@ -16,7 +16,7 @@ from . import parameter_server_pb2 as pb
 from .channel_options import client_options
 from .errors import AccessDeniedError, StoreUnavailableError, WireFormatError, WrongPeerError
 from .refusal import error_of
-from .security import ClientSecurity
+from .security import ClientSecurity, tls_failure
 from .service_name import SERVICE
 from .wire import PROTOCOL, cluster_hash
 from .wire_calls import parse
@@ -119,7 +119,7 @@ class ShardLink:
                 if error.code() not in _TRANSIENT or now >= until:
                     raise StoreUnavailableError(
                         f"{self.name} did not answer {method} in {now - begin:.1f} s and {tries} tries: "
-                        f"{error.code().name}: {_first_line(error)}"
+                        f"{error.code().name}: {_first_line(error)}{self._hint(error)}"
                     ) from None
             backoff = min(FIRST_BACKOFF_SECONDS * 2 ** min(tries - 1, 16), MOST_BACKOFF_SECONDS)
             # Jitter: many clients that lost the same shard must not come back in one wave.
@@ -144,9 +144,17 @@ class ShardLink:
             return refusal
         if error.code() in (_Code.UNAUTHENTICATED, _Code.PERMISSION_DENIED):
             return AccessDeniedError(f"{self.name}: {_first_line(error)}")
+        if error.code() is _Code.UNAVAILABLE and (failure := tls_failure(error.details() or "")) is not None:
+            return AccessDeniedError(f"{self.name}: {failure}")
         if error.code() is _Code.UNIMPLEMENTED:
             return WrongPeerError(f"{self.name}: expected an Embershard shard, got a server without its methods")
         return None
+
+    @staticmethod
+    def _hint(error: grpc.RpcError) -> str:
+        if "Socket closed" not in (error.details() or ""):
+            return ""
+        return " (so does a server that expects TLS, or a client certificate that it knows)"
 
     def close(self) -> None:
         """Close the channel."""

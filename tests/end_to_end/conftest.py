@@ -1,12 +1,15 @@
-"""The job as a fixture."""
+"""The job as a fixture; the helpers that test folders share can be imported."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from .job import Job
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
-"""Lets the tests of this folder import its helpers (importlib mode puts no folder on the path)."""
+"""Lets the tests of this folder import helpers (importlib mode puts no folder on the path)."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]

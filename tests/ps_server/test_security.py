@@ -1,14 +1,8 @@
 """Who may talk to a shard: loopback only, TLS, mutual TLS, bearer token, names without tricks."""
 
-import datetime
-import ipaddress
-
 import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from certificates import Authority
 from pydantic import ValidationError
 from running_shards import running_shards
 
@@ -22,50 +16,6 @@ from embershard.ps_server.shard_link import Patience
 
 HASTY = Patience(call_seconds=2, attempt_seconds=1, connect_seconds=1.5)
 TOKEN = "a-long-enough-token"
-
-
-class Authority:
-    """A certificate authority of this test run."""
-
-    def __init__(self, folder, name):
-        self.folder, self.name = folder, name
-        self.key = ec.generate_private_key(ec.SECP256R1())
-        self.certificate = self._sign(name, self.key.public_key(), x509.Name(_common(name)), is_authority=True)
-        self.file = folder / f"{name}.pem"
-        self.file.write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM))
-
-    def issue(self, name):
-        """Certificate and key files for loopback."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = self._sign(name, key.public_key(), self.certificate.subject, is_authority=False)
-        files = self.folder / f"{self.name}-{name}.pem", self.folder / f"{self.name}-{name}.key"
-        files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        files[1].write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
-        return files
-
-    def _sign(self, name, public_key, issuer, *, is_authority):
-        now = datetime.datetime.now(datetime.timezone.utc)
-        hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        return (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name(_common(name)))
-            .issuer_name(issuer)
-            .public_key(public_key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-            .sign(self.key, hashes.SHA256())
-        )
-
-
-def _common(name):
-    return [x509.NameAttribute(NameOID.COMMON_NAME, name)]
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +58,11 @@ def test_tls_server_is_checked_by_the_client(authority, stranger):
     certificate, key = authority.issue("server")
     with serve(tls_certificate=certificate, tls_key=key, token=TOKEN) as servers:
         assert try_connect(servers, tls_ca=authority.file, token=TOKEN) == ()
-        with pytest.raises(StoreUnavailableError, match=servers[0].address):
+        with pytest.raises(AccessDeniedError, match=rf"{servers[0].address}: expected a server whose certificate"):
             try_connect(servers, tls_ca=stranger.file, token=TOKEN)
-        with pytest.raises(StoreUnavailableError, match=servers[0].address):
+        with pytest.raises(AccessDeniedError, match=rf"{servers[0].address}: expected a certificate for this host"):
+            try_connect(servers, tls_ca=authority.file, tls_server_name="shard.example", token=TOKEN)
+        with pytest.raises(StoreUnavailableError, match=rf"{servers[0].address} did not .* a server that expects TLS"):
             try_connect(servers, token=TOKEN)
         with pytest.raises(AccessDeniedError, match="bearer token"):
             try_connect(servers, tls_ca=authority.file, token="not-the-token")
@@ -146,6 +98,34 @@ def test_open_address_needs_tls_and_token_or_the_word_insecure(address, authorit
 def test_client_sends_nothing_in_the_clear_to_another_machine():
     with pytest.raises(ValueError, match=r"expected TLS to reach 10\.1\.2\.3:7700"):
         connect("10.1.2.3:7700", security=ClientSecurity(token=TOKEN), patience=HASTY)
+
+
+def test_server_without_tls_is_told_apart_from_one_that_is_down(authority):
+    with (
+        serve(token=TOKEN) as servers,
+        pytest.raises(AccessDeniedError, match=rf"{servers[0].address}: expected a server that speaks TLS"),
+    ):
+        try_connect(servers, tls_ca=authority.file, token=TOKEN)
+
+
+def test_files_that_are_not_what_they_should_be_are_named(authority, tmp_path):
+    certificate, key = authority.issue("mixed")
+    other_key = authority.issue("other")[1]
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("no certificate", encoding="ascii")
+    channel = "127.0.0.1:1", []
+    with pytest.raises(FileNotFoundError, match=r"expected a file as tls_ca, got none: .*absent\.pem") as missing:
+        ClientSecurity(tls_ca=tmp_path / "absent.pem").channel(*channel)
+    assert missing.value.__notes__ == ["needed to reach 127.0.0.1:1"]
+    with pytest.raises(ValueError, match=r"expected PEM certificates as tls_ca, got file .*garbage\.pem"):
+        ClientSecurity(tls_ca=garbage).channel(*channel)
+    mixed = {"tls_certificate": certificate, "tls_key": other_key}
+    with pytest.raises(ValueError, match=r"and its key, .*got files .*ours-mixed\.pem and .*ours-other\.key"):
+        ClientSecurity(tls_ca=authority.file, **mixed).channel(*channel)
+    with pytest.raises(ValueError, match=r"and its key, .*got files .*ours-mixed\.pem and .*ours-other\.key"):
+        ServerSecurity(**mixed).credentials()
+    with pytest.raises(ValueError, match=r"expected PEM certificates as tls_client_ca, got file .*garbage\.pem"):
+        ServerSecurity(tls_certificate=certificate, tls_key=key, tls_client_ca=garbage).credentials()
 
 
 def test_half_a_key_pair_is_refused(authority):
