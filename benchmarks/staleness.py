@@ -27,6 +27,8 @@ from .open_store import open_store
 from .train import click_log_shape
 
 TRAIN_SHARE = 0.9
+WARM_UP_BATCHES = 32
+"""Trained and forgotten first, so that the first setting is not the one that starts torch's threads."""
 
 
 class Options(BenchOptions):
@@ -72,6 +74,7 @@ def run(options: Options) -> Iterator[Measurement]:
     settings = [Setting(depth, wire) for wire in options.wires for depth in options.depths]
     results: dict[Setting, list[TrainResult]] = {setting: [] for setting in settings}
     clicks = read_clicks(options)
+    train(options, clicks.slice(0, WARM_UP_BATCHES * options.batch_size), settings[0], options.seeds[0])
     for seed in options.seeds:
         for setting in settings:
             results[setting].append(train(options, clicks, setting, seed))
