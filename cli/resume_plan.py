@@ -90,12 +90,13 @@ def resumed_state(checkpoint: Checkpoint, plan: ResumePlan) -> TrainerState:
     # The best checkpoint is one of other features: there is no going back to it.
     scalars = {**manifest.scalars, "best": None, "best_checkpoint": None, "bad_evaluations": 0}
     if plan.moves_columns:
-        dense = _grown(dense, plan)
+        # Drawn by another seed than the run began with, so that what starts anew is not what it was.
+        dense = _grown(dense, plan, (plan.config.train.seed + manifest.step + 1) % (1 << 63))
     return TrainerState(manifest.step, manifest.cursor, scalars, dense, checkpoint.path)
 
 
-def _grown(dense: dict[str, npt.NDArray[Any]], plan: ResumePlan) -> dict[str, npt.NDArray[Any]]:
-    config, seed = plan.config, plan.config.train.seed
+def _grown(dense: dict[str, npt.NDArray[Any]], plan: ResumePlan, seed: int) -> dict[str, npt.NDArray[Any]]:
+    config = plan.config
     old, new = FeatureMap.of(plan.saved.features), FeatureMap.of(config.features)
     before, after = build_model(plan.saved.model, old, seed), build_model(config.model, new, seed)
     fresh = dense_arrays(after, build_dense_optimizer(config.optimizer.dense, after))

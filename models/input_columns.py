@@ -38,10 +38,8 @@ def added_inputs(features: FeatureMap, added: Sequence[Sequence[str]]) -> tuple[
     names = [name for group in added for name in group]
     for name in names:
         if name not in known or names.count(name) > 1:
-            problem = "that name twice" if name in known else "another"
-            raise ModelSpecError(
-                f"expected distinct features of {sorted(known)} in model.added, got {name!r}, {problem}"
-            )
+            got = f"{name!r} twice" if name in known else repr(name)
+            raise ModelSpecError(f"expected distinct features of {sorted(known)} in model.added, got {got}")
     pooled, dense = pooled_names(features), dense_names(features)
     return tuple(
         AddedInputs(
