@@ -279,7 +279,8 @@ class ClickLog:
                         list(pool.map(lambda reader: reader.pieces(), readers))
                 cut = cut_units((self._records.sources[path].reader for path in self._files), self._unit_rows)
                 if not cut:
-                    raise EmptyClickLogError(f"expected rows to read, got none in {len(self._files)} files")
+                    more = f" and {len(self._files) - 1} more files" if len(self._files) > 1 else ""
+                    raise EmptyClickLogError(f"expected rows to read, got none in {self._files[0]!r}{more}")
                 self._cut = cut if self._time_column is None else self._in_time_order(cut, self._time_column)
             return self._cut
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Hashable, Iterator, Sequence
 
@@ -9,29 +10,31 @@ import pyarrow as pa
 import pyarrow.json as pa_json
 import pyarrow.types as pat
 
-from .errors import DataFileError
+from .errors import DataFileError, MissingColumnError
 from .file_paths import DataFile
 from .schema import ColumnSpec
 from .text_file import Block, TextFile
 from .text_source import TextSource
 
 _CHANGED = re.compile(r"Column\(/([^)]*?)\) changed from (\w+) to (\w+)(?: in row (\d+))?")
-_IN_ROW = re.compile(r"in row (\d+)")
+_IN_ROW = re.compile(r"\s*in row (\d+)")
 _UNPARSED = re.compile(r"couldn't parse:(.*)", re.DOTALL)
 
 
 class JsonReader:
     """`FileReader` of one file of JSON objects; a field that an object lacks is null.
 
-    A column without a declared type takes the type Arrow finds in each block, so ids should have one. A whole number
-    written as a string reads as the number it spells where an integer type is declared; a number where text is declared
-    keeps its own type, for the consumer to cast exactly or refuse.
+    A column without a declared type takes the type Arrow finds in each block, so ids should have one. A number written
+    as a string reads as the number it spells where a number type is declared; a number where text is declared, and
+    true or false where a number is, keep their own type, for the consumer to cast exactly or refuse. A required column
+    that no object at the head of the file has is an error, since its name is most often misspelt.
     """
 
     def __init__(self, file: DataFile, *, encoding: str = "utf-8", piece_rows: int = 65_536) -> None:
         self._text = TextFile(TextSource(file, encoding), piece_rows=piece_rows)
         self._as_text: frozenset[str] = frozenset()
         self._undeclared: frozenset[str] = frozenset()
+        self._found: set[str] = set()
 
     @property
     def path(self) -> str:
@@ -52,11 +55,27 @@ class JsonReader:
 
     def read(self, start: int, stop: int | None, columns: Sequence[ColumnSpec]) -> Iterator[pa.RecordBatch]:
         """See `FileReader`."""
+        self._check_present(columns)
         for block in self._text.blocks(start, stop):
             chunk = self._parse(block, columns)
             first = max(start - block.first_row, 0)
             last = chunk.num_rows if stop is None else min(stop - block.first_row, chunk.num_rows)
             yield chunk.slice(first, last - first)
+
+    def _check_present(self, columns: Sequence[ColumnSpec]) -> None:
+        """Raises: MissingColumnError for a required column whose name the file's first block does not hold."""
+        wanted = [spec.name for spec in columns if spec.required and spec.name not in self._found]
+        if not wanted:
+            return
+        head = next((block.text for block in self._text.blocks(0, 1)), b"")
+        for name in wanted:
+            spellings = (json.dumps(name), json.dumps(name, ensure_ascii=False))
+            if head and not any(spelling.encode() in head for spelling in spellings):
+                raise MissingColumnError(
+                    f"expected column {name!r}, got fields {_fields(head)} (file {self.path!r}); required: false reads "
+                    "it as null"
+                )
+        self._found.update(wanted)
 
     def _parse(self, block: Block, columns: Sequence[ColumnSpec]) -> pa.RecordBatch:
         while True:
@@ -80,13 +99,16 @@ class JsonReader:
                 changed = _CHANGED.search(str(error))
                 type_ = declared.get(changed.group(1)) if changed is not None else None
                 if changed is not None and type_ is not None and changed.group(1) not in as_text:
-                    if changed.group(3) == "string" and pat.is_integer(type_):
+                    if changed.group(3) == "string" and (pat.is_integer(type_) or pat.is_floating(type_)):
                         self._as_text = as_text | {changed.group(1)}
                         continue
-                    if changed.group(3) == "number" and pat.is_string(type_):
+                    if (changed.group(3) == "number" and pat.is_string(type_)) or (
+                        changed.group(3) == "boolean" and (pat.is_integer(type_) or pat.is_floating(type_))
+                    ):
                         self._undeclared = undeclared | {changed.group(1)}
                         continue
-                raise self._error(error, block, declared) from error
+                types = {spec.name: spec.type for spec in columns if spec.type is not None}
+                raise self._error(error, block, types) from error
             break
         if table.num_rows != block.rows:
             raise DataFileError(
@@ -127,7 +149,8 @@ class JsonReader:
             column, _, got, row = changed.groups()
             number = block.first_row + int(row) + 1 if row else None
             wanted = declared.get(column.split("/")[0], "one type")
-            return DataFileError(f"expected {wanted}, got a {got}", path=self.path, row=number, column=column)
+            article = "an" if got[0] in "aeio" else "a"
+            return DataFileError(f"expected {wanted}, got {article} {got}", path=self.path, row=number, column=column)
         if unparsed := _UNPARSED.search(text):
             column_, row_ = self._find(unparsed.group(1), block, declared)
             return DataFileError(
@@ -138,7 +161,8 @@ class JsonReader:
             )
         row_match = _IN_ROW.search(text)
         number = block.first_row + int(row_match.group(1)) + 1 if row_match else None
-        return DataFileError(f"expected one JSON object a line, got: {text}", path=self.path, row=number)
+        what = _IN_ROW.sub("", text.removeprefix("JSON parse error: ")).strip()
+        return DataFileError(f"expected one JSON object a line, got: {what}", path=self.path, row=number)
 
     def _find(self, value: str, block: Block, declared: dict[str, pa.DataType]) -> tuple[str | None, int | None]:
         """Column and row of a number that its column's type cannot hold; the parser's own message gives neither."""
@@ -155,6 +179,15 @@ class JsonReader:
                 if re.search(rb'"' + re.escape(name.encode()) + rb'"\s*:[^,}]*' + re.escape(value.encode()), line):
                     return name, row
         return None, None
+
+
+def _fields(text: bytes) -> list[str]:
+    """Names of the fields of the first object of `text`; empty where it is none."""
+    try:
+        first = json.loads(text.lstrip().split(b"\n", 1)[0])
+    except ValueError:
+        return []
+    return list(first) if isinstance(first, dict) else []
 
 
 def _single(column: pa.ChunkedArray) -> pa.Array:

@@ -33,6 +33,19 @@ class Quoting:
         return re.compile(opening + b"(?:" + plain + b"|" + doubled + escaped + b")*(?:" + quote + rb"|\Z)")
 
 
+def is_unclosed(record: bytes, quoting: Quoting | None) -> bool:
+    """Whether a quoted field is still open at the end of `record`, which begins at a record's first byte."""
+    if quoting is None or quoting.quote not in record:
+        return False
+    last = None
+    for last in quoting.quoted_field.finditer(record):
+        pass
+    if last is None or last.end() != len(record):
+        return False
+    inside = re.sub(re.escape(quoting.escape) + b"(?s:.)", b"", last.group()) if quoting.escape else last.group()
+    return inside.count(quoting.quote) % 2 == 1
+
+
 def record_ends(text: bytes, quoting: Quoting | None, *, is_last: bool) -> Positions:
     """Position of the last byte of each whole record; `text` begins at a record's first byte.
 

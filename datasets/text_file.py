@@ -10,7 +10,7 @@ import numpy as np
 
 from .errors import DataFileError
 from .fresh_lock import FreshLock
-from .record_ends import Positions, Quoting, record_ends, record_starts
+from .record_ends import Positions, Quoting, is_unclosed, record_ends, record_starts
 from .text_source import Read, TextSource
 
 BLOCK_BYTES = 4 << 20
@@ -163,8 +163,10 @@ class TextFile:
                 ends = record_ends(text, self._quoting, is_last=not more)
                 if ends.size:
                     cut = int(ends[-1]) + 1
+                    if not more:
+                        self._check_closed(text, ends, row)
                     yield text[:cut], ends
-                    row += int(ends.size)
+                    row += int(record_starts(text[:cut], ends).size)
                     text = text[cut:]
                 if not more:
                     return
@@ -172,6 +174,17 @@ class TextFile:
                 if len(rest) > MAX_RECORD_BYTES:
                     what = "line break" if self._quoting is None else "line break outside quotes"
                     raise DataFileError(f"expected a {what} within {len(rest)} bytes", path=self.path, row=row + 1)
+
+    def _check_closed(self, text: bytes, ends: Positions, row: int) -> None:
+        """A quote that nobody closes makes one cell of the rest of the file, which is never meant."""
+        last = int(ends[-2]) + 1 if ends.size > 1 else 0
+        if is_unclosed(text[last : int(ends[-1]) + 1], self._quoting):
+            rows = int(record_starts(text, ends).size)
+            raise DataFileError(
+                "expected a closing quote before the end of the file, got a quoted cell that goes on to it",
+                path=self.path,
+                row=row + max(rows, 1),
+            )
 
 
 def _read_full(read: Read) -> bytes:

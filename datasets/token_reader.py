@@ -23,7 +23,7 @@ _TO_LINES = bytes.maketrans(b" \t\r", b"\n\n\n")
 _IS_BLANK = np.zeros(256, np.bool_)
 _IS_BLANK[[ord(" "), ord("\t"), ord("\r"), ord("\n")]] = True
 _CELL_ERROR = re.compile(r"CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (.*?): (.*)", re.DOTALL)
-_ROW_ERROR = re.compile(r"Row #(\d+): Expected")
+_ROW_ERROR = re.compile(r"Row #(\d+): Expected \d+ columns, got \d+: (.*)", re.DOTALL)
 _MAX_LABEL_BYTES = 32
 
 
@@ -226,7 +226,8 @@ def _tokens(
             ) from error
         line = _ROW_ERROR.search(message)
         row = row_of(line.group(1)) if line is not None else None
-        raise DataFileError(f"expected tokens of the form a:b, got: {message}", path=path, row=row) from error
+        got = repr(line.group(2)) if line is not None else message
+        raise DataFileError(f"expected tokens of the form a:b, got {got}", path=path, row=row) from error
     left, right = (table.column(name).combine_chunks() for name in ("left", "right"))
     return _Tokens(left, right, offsets)
 

@@ -239,3 +239,22 @@ def test_records_end_where_a_byte_by_byte_parser_says(parts: list[bytes]) -> Non
     assert record_ends(text, quoting, is_last=False).tolist() == ends_by_state(text)
     starts = record_starts(text, record_ends(text, quoting, is_last=True))
     assert all(text[start : start + 1] not in (b"\n", b"") for start in starts)
+
+
+@pytest.mark.parametrize("rows", [1, 5_000])
+@pytest.mark.parametrize("tail", ['"b,c\n1,d\n1,e\n', '"', '"x""', '"x\n\n\n'])
+def test_a_quote_that_is_never_closed_is_an_error_with_its_row_not_one_huge_cell(
+    tmp_path: Path, rows: int, tail: str
+) -> None:
+    path = log(tmp_path, "n,id\n\n" + '1,"a ""b"""\n' * rows + "2," + tail)
+    with pytest.raises(DataFileError, match=rf"expected a closing quote.*row {rows + 1}\)"):
+        read(path, TEXT)
+    with pytest.raises(DataFileError, match="expected a closing quote"):
+        ClickLog(path).units(0)
+
+
+@pytest.mark.parametrize("tail", ['"b"', '""', '"b""c"', 'b"c', '"b"c"', "'b"])
+def test_a_last_cell_with_other_quotes_is_read(tmp_path: Path, tail: str) -> None:
+    assert len(read(log(tmp_path, f"n,id\n1,a\n2,{tail}"), TEXT)["id"]) == 2
+    escaped = read(log(tmp_path, 'n,id\n1,"a\\"b"'), TEXT, escape="\\")
+    assert escaped["id"] == ['a"b']

@@ -113,7 +113,7 @@ def test_no_file_is_an_error_at_once(tmp_path: Path, paths: list[str] | str) -> 
 def test_files_without_rows_are_an_error_when_units_are_asked_for(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("id\n")
     log = ClickLog(tmp_path / "log.csv")
-    with pytest.raises(EmptyClickLogError, match="got none in 1 files"):
+    with pytest.raises(EmptyClickLogError, match="got none in "):
         log.units(0)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from embershard.datasets import ClickLog, ColumnSpec, DataFileError
+from embershard.datasets import ClickLog, ColumnSpec, DataFileError, MissingColumnError
 
 INT = ColumnSpec("id", pa.int64())
 
@@ -57,10 +57,35 @@ def test_a_column_without_a_declared_type_takes_the_files_own(tmp_path: Path) ->
     [
         ('{"id": 1}\n{"id": \n', "expected one JSON object a line.*row 2"),
         ('{"id": 1}\n{"id": 2} {"id": 3}\n', "expected 2 objects, one a line"),
-        ('{"id": 1}\n{"id": true}\n', "got a boolean.*row 2, column 'id'"),
+        ('{"id": 1}\n{"id": [1]}\n', "got an array.*row 2, column 'id'"),
         ('{"id": 1}\n{"id": 1, "id": 2}\n', "expected one JSON object a line.*row 2"),
     ],
 )
 def test_what_is_no_object_a_line_is_an_error_with_its_row(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(DataFileError, match=message):
         read(tmp_path, text, INT)
+
+
+def test_numbers_written_as_strings_and_true_or_false_are_numbers_where_one_is_declared(tmp_path: Path) -> None:
+    number = ColumnSpec("id", pa.float64())
+    assert read(tmp_path, '{"id": "1.5"}\n{"id": "2"}\n{"id": null}\n', number)["id"] == [1.5, 2.0, None]
+    with pytest.raises(DataFileError, match=r"expected double, got 'x'.*row 2, column 'id'"):
+        read(tmp_path, '{"id": "1.5"}\n{"id": "x"}\n', number)
+    assert read(tmp_path, '{"id": true}\n{"id": false}\n', number)["id"] == [True, False]
+
+
+def test_texts_beside_numbers_name_the_type_that_was_declared(tmp_path: Path) -> None:
+    with pytest.raises(DataFileError, match=r"expected string, got a number.*row 2, column 'id'"):
+        read(tmp_path, '{"id": "5"}\n{"id": 6}\n', ColumnSpec("id", pa.string()))
+
+
+def test_a_required_column_that_no_object_has_is_an_error_and_one_that_is_not_required_is_null(tmp_path: Path) -> None:
+    text = '{"id": 1, "ü": 2}\n{"id": 3, "ü": 4}\n'
+    with pytest.raises(MissingColumnError, match=r"expected column 'idd', got fields \['id', 'ü'\].*log.jsonl"):
+        read(tmp_path, text, ColumnSpec("idd", pa.int64()))
+    assert read(tmp_path, text, ColumnSpec("idd", pa.int64(), required=False), ColumnSpec("ü", pa.int64())) == {
+        "idd": [None, None],
+        "ü": [2, 4],
+    }
+    assert read(tmp_path, '{"id": 1, "\\u00fc": 2}\n', ColumnSpec("ü", pa.int64()))["ü"] == [2]
+    assert read(tmp_path, '{}\n{"id": 1}\n', INT)["id"] == [None, 1]  # in a later object is soon enough
