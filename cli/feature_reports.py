@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from .console import note
 from .data_config import evaluation_log, other_log, train_log
 from .errors import UsageError
 from .evaluation import open_trained
+from .importance_file import load_importance
 from .run_config import load_run_config
 
 IMPORTANCE_BATCH = 8192
@@ -29,17 +30,27 @@ def records_of(log: ClickLog, features: FeatureMap) -> Iterator[pa.RecordBatch]:
         yield from log.records(unit, features.columns, 65_536)
 
 
-def profile_run(config: Path, overrides: Sequence[str], to: Path | None, picture: bool) -> dict[str, Any]:
+def profile_run(
+    config: Path,
+    overrides: Sequence[str],
+    to: Path | None,
+    *,
+    picture: bool = True,
+    importance: Path | None = None,
+) -> dict[str, Any]:
     """The profile and the grouping report of a run's training rows; profile.parquet (and .png) lie in `folder`.
 
+    importance: what `features importance --save` wrote; groups and suggestions go by it, else by what a feature's value
+    tells of the label.   Raises: UsageError where it does not know every feature; as reading the log does.
     Where matplotlib is missing the picture is left out with a note that says what to install."""
     settings = load_run_config(config, overrides)
     features = FeatureMap.of(settings.features)
+    known = {} if importance is None else load_importance(importance, [one.name for one in features.features])
     log = train_log(settings.data, features.columns, run=0)
     if features.unlearned:
         features = learn_statistics(features, records_of(log, features))
     dim = getattr(settings.model, "dim", 1)
-    found, report = group_features(features, records_of(log, features), dim=dim)
+    found, report = group_features(features, records_of(log, features), importance=known or None, dim=dim)
     folder = to or Path("runs") / config.stem / "profile"
     folder.mkdir(parents=True, exist_ok=True)
     found.save(folder / "profile.parquet")
@@ -60,6 +71,7 @@ def profile_run(config: Path, overrides: Sequence[str], to: Path | None, picture
                 "values a row": one.values_per_row,
                 "entropy bits": one.entropy_bits,
                 "label information": one.label_information,
+                **_auc_loss(known, one.name),
                 "top value": _top(one.top),
                 "suggested dim": one.suggested_dim,
                 "suggested min count": one.suggested_min_count,
@@ -76,6 +88,7 @@ def profile_run(config: Path, overrides: Sequence[str], to: Path | None, picture
                 "high": one.high,
                 "zero share": one.zero_share,
                 "label AUC": one.label_auc,
+                **_auc_loss(known, one.name),
                 "warning": one.warning,
             }
             for one in found.numeric
@@ -92,6 +105,10 @@ def profile_run(config: Path, overrides: Sequence[str], to: Path | None, picture
             for one in report.suggestions
         ],
     }
+
+
+def _auc_loss(known: Mapping[str, float], feature: str) -> dict[str, float]:
+    return {"AUC loss": known[feature]} if known else {}
 
 
 def rank_features(source: Path, data: Sequence[str], rows: int) -> list[dict[str, object]]:

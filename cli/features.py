@@ -81,12 +81,16 @@ def profile(
     overrides: Annotated[list[str] | None, typer.Argument(help="Changes to it.", metavar="[key=value]...")] = None,
     to: Annotated[Path | None, typer.Option("--to", help="Folder for profile.parquet and profile.png.")] = None,
     picture: Annotated[bool, typer.Option("--picture/--no-picture", help="Draw the picture.")] = True,
+    importance: Annotated[
+        Path | None,
+        typer.Option("--importance", help="What `features importance --save` wrote: group and suggest by it."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Read the rows that train once: distinct values, nulls, entropy, label information, memory, suggestions."""
     from .feature_reports import profile_run
 
-    found = profile_run(config, overrides or (), to, picture)
+    found = profile_run(config, overrides or (), to, picture=picture, importance=importance)
     if as_json:
         print_json(found)
         return
@@ -107,16 +111,24 @@ def importance(
         list[str] | None, typer.Argument(help="Files; else the evaluation rows.", metavar="[DATA]...")
     ] = None,
     rows: Annotated[int, typer.Option("--rows", min=100, help="At most so many rows are looked at.")] = 50_000,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="Also write the ranking to a JSON file, for `features profile`.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Rank features by the AUC that is lost without them, beside the gradient signal of their rows."""
     from .feature_reports import rank_features
+    from .importance_file import save_importance
 
     found = rank_features(checkpoint, data or [], rows)
+    if save is not None:
+        save_importance(save, found)
     if as_json:
         print_json(found)
         return
     say_table(list(found[0]), [list(row.values()) for row in found])
+    if save is not None:
+        note(f"saved in {save}")
 
 
 def _place(config: Path) -> tuple[Path, tuple[str, ...]]:

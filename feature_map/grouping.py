@@ -25,6 +25,8 @@ SIMILAR = 0.5
 SAME_VALUES = 0.5
 FINER = 4.0
 NO_INFORMATION = 1e-4
+NOTHING_OF_THE_LABEL = "tells nothing of the label by itself; check crosses first"
+NO_AUC_LOST = "the trained model loses no AUC without its values"
 
 Action = Literal["leave out", "share a table", "narrower", "admit later"]
 
@@ -151,6 +153,8 @@ def _suggestions(
     has_importance = is_measured or profile.click_rate is not None
     for name, feature in by_name.items():
         reason = _reason_to_leave_out(feature, by_name, similarities, importance) if has_importance else ""
+        if not reason and has_importance and importance.get(name, 0.0) < NO_INFORMATION:
+            reason = NO_AUC_LOST if is_measured else NOTHING_OF_THE_LABEL
         if reason:
             left_out.add(name)
             yield Suggestion(name, "leave out", reason, _traffic(feature, feature.dim), feature.bytes_at_full_size)
@@ -199,7 +203,7 @@ def _reason_to_leave_out(
         is_finer = (other.distinct, other.name) > (feature.distinct, feature.name)
         if is_finer and other.distinct <= FINER * feature.distinct and importance.get(other.name, 0.0) >= mine:
             return f"{other.name!r} decides it and matters at least as much"
-    return "tells nothing of the label by itself; check crosses first" if mine < NO_INFORMATION else ""
+    return ""
 
 
 def _may_share(feature_map: FeatureMap, a: str, b: str) -> bool:

@@ -72,3 +72,47 @@ def test_importance_ranks_the_planted_feature_first(job: Job, capsys: pytest.Cap
     assert by_name["item"]["auc_loss"] > 0.1 > by_name["user"]["auc_loss"]
     assert by_name["item"]["gradient_signal"] > by_name["user"]["gradient_signal"]
     assert by_name["price"]["gradient_signal"] is None
+
+
+def test_profile_goes_by_the_importance_that_was_saved(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    job.train(capsys, "train.epochs=2")
+    saved = job.folder / "ranks" / "importance.json"
+    ranked = told(capsys, "features", "importance", str(job.path), "--save", str(saved))
+    assert isinstance(ranked, list)
+    assert json.loads(saved.read_text()) == ranked
+    words = ["features", "profile", str(job.path), "--to", str(job.folder / "profile"), "--no-picture"]
+    found = told(capsys, *words, "--importance", str(saved))
+    assert isinstance(found, dict)
+    lost = {row["feature"]: row["auc_loss"] for row in ranked}
+    for row in [*found["features"], *found["numbers"]]:
+        assert row["AUC loss"] == lost[row["feature"]]
+    # As if the model had no use for items, which tell most of the label: the suggestion follows the file.
+    without_items = [{**row, "auc_loss": -0.001 if row["feature"] == "item" else 0.2} for row in ranked]
+    saved.write_text(json.dumps(without_items))
+    found = told(capsys, *words, "--importance", str(saved))
+    assert isinstance(found, dict)
+    left_out = [(one["feature"], one["reason"]) for one in found["suggestions"] if one["action"] == "leave out"]
+    assert left_out == [("item", "the trained model loses no AUC without its values")]
+    by_label = told(capsys, *words)
+    assert isinstance(by_label, dict)
+    assert "item" not in [one["feature"] for one in by_label["suggestions"] if one["action"] == "leave out"]
+    assert "AUC loss" not in by_label["features"][0]
+
+
+def test_a_file_that_is_no_importance_is_refused(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["features", "profile", str(job.path), "--importance"]
+    path = job.folder / "importance.json"
+    before = sorted(job.folder.rglob("*"))
+    assert "importance.json" in job.fail(capsys, *words, str(path))
+    for text, expected in (
+        ("{", "expected what `features importance --save` writes"),
+        ('{"auc": 1}', "expected a feature and its auc_loss at $[0]"),
+        ('[{"feature": "user", "auc_loss": null}]', "expected a feature and its auc_loss at $[0]"),
+        ('[{"feature": "user", "auc_loss": 0.1}]', "got none of ['item', 'tags', 'price']"),
+    ):
+        path.write_text(text)
+        message = job.fail(capsys, *words, str(path))
+        assert str(path) in message
+        assert expected in message
+    path.unlink()
+    assert sorted(job.folder.rglob("*")) == before

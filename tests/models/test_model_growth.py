@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -192,3 +194,13 @@ def test_a_model_that_differs_in_more_than_features_is_refused(config: Any, mess
 def test_added_names_that_cannot_be_are_refused(added: Any, message: str) -> None:
     with pytest.raises(ModelSpecError, match=message):
         build_model(LogisticRegressionConfig(added=added), feature_map(3))
+
+
+def test_the_documents_model_of_ones_own_says_its_columns() -> None:
+    page = Path(__file__).parents[2] / "docs" / "feature_growth.md"
+    found = re.search(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    names: dict[str, Any] = {"nn": torch.nn}
+    exec(compile(found.group(1), str(page), "exec"), names)
+    columns = ModelColumns.of(names["Net"](feature_map(2)), feature_map(2))
+    assert columns.columns["layer.weight"][14:18] == (("c0", 14), ("c0", 15), ("c1", 0), ("c1", 1))
