@@ -37,12 +37,10 @@ def is_unclosed(record: bytes, quoting: Quoting | None) -> bool:
     """Whether a quoted field is still open at the end of `record`, which begins at a record's first byte."""
     if quoting is None or quoting.quote not in record:
         return False
-    last = None
-    for last in quoting.quoted_field.finditer(record):
-        pass
-    if last is None or last.end() != len(record):
+    fields = [match.group() for match in quoting.quoted_field.finditer(record) if match.end() == len(record)]
+    if not fields:
         return False
-    inside = re.sub(re.escape(quoting.escape) + b"(?s:.)", b"", last.group()) if quoting.escape else last.group()
+    inside = re.sub(re.escape(quoting.escape) + b"(?s:.)", b"", fields[0]) if quoting.escape else fields[0]
     return inside.count(quoting.quote) % 2 == 1
 
 

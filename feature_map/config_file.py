@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from .errors import ConfigError
 M = TypeVar("M", bound=BaseModel)
 
 MAX_PROBLEMS = 10
+_SHOULD = re.compile(r"^\w+ should (have )?")
 
 
 def parse_yaml(text: str, source: str) -> object:
@@ -61,7 +63,8 @@ def validate(model: type[M], data: object, source: str) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        problems = list(dict.fromkeys(_problem(model, data, detail) for detail in error.errors(include_url=False)))
+        details = _without_echoes(error.errors(include_url=False))
+        problems = list(dict.fromkeys(_problem(model, data, detail) for detail in details))
     lines = [f"{source}: {problem}" for problem in problems[:MAX_PROBLEMS]]
     if len(problems) > MAX_PROBLEMS:
         lines.append(f"{source}: and {len(problems) - MAX_PROBLEMS} more")
@@ -73,6 +76,17 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.65)
     return f"did you mean {near[0]!r}?" if near else f"expected one of {names}"
+
+
+def _without_echoes(details: list[ErrorDetails]) -> list[ErrorDetails]:
+    """The problems without lists called too short only because pydantic does not count their refused items."""
+    places = [detail["loc"] for detail in details]
+    return [
+        detail
+        for detail in details
+        if detail["type"] != "too_short"
+        or not any(len(place) > len(detail["loc"]) and place[: len(detail["loc"])] == detail["loc"] for place in places)
+    ]
 
 
 def _where(source: str, error: MarkedYAMLError) -> str:
@@ -114,8 +128,14 @@ def _problem(model: type[BaseModel], data: object, detail: ErrorDetails) -> str:
         return f"{path}: {message.removeprefix('Value error, ')}"
     if kind in ("model_type", "model_attributes_type"):
         return f"{path}: expected a mapping, got {got}"
+    if kind in ("too_short", "too_long"):
+        context = detail["ctx"]
+        side, count = ("least", "min_length") if kind == "too_short" else ("most", "max_length")
+        return f"{path}: expected at {side} {context[count]} items, got {context['actual_length']}"
+    if kind == "string_pattern_mismatch":
+        return f"{path}: expected text that matches {detail['ctx']['pattern']}, got {got}"
     expected_text = message.removeprefix("Input should be ").removeprefix("a valid ")
-    return f"{path}: expected {expected_text}, got {got}"
+    return f"{path}: expected {_SHOULD.sub('', expected_text)}, got {got}"
 
 
 def _locate(model: type[BaseModel], data: object, loc: Sequence[int | str]) -> tuple[str, list[type[BaseModel]]]:
@@ -127,7 +147,9 @@ def _locate(model: type[BaseModel], data: object, loc: Sequence[int | str]) -> t
     pending: list[object] = []
     for position, part in enumerate(loc):
         is_last = position == len(loc) - 1
-        if isinstance(value, Mapping) and (part in value or (is_last and isinstance(part, str))):
+        is_field = isinstance(part, str) and any(part in _known_names(candidate) for candidate in models)
+        is_tag = not is_field and any(_has_tag(candidate, part) for candidate in models)
+        if isinstance(value, Mapping) and (part in value or (is_last and isinstance(part, str) and not is_tag)):
             pending = [_annotation(candidate, str(part)) for candidate in models]
             if not is_last:
                 models = [found for annotation in pending for found in _models_in(annotation)] or models

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-/]{0,127}$"
 MAX_DIM = 4096
@@ -38,6 +40,17 @@ class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+def _known_zone(zone: str) -> str:
+    try:
+        pc.assume_timezone(pa.scalar(0, pa.timestamp("s")), zone)
+    except pa.ArrowInvalid:
+        raise ValueError(f"expected a time zone of the IANA database, such as Europe/Oslo, got {zone!r}") from None
+    return zone
+
+
+TimeZone = Annotated[str, AfterValidator(_known_zone)]
+
+
 class TimePart(_Config):
     """Which part of a point in time a feature reads; the named transform that date and timestamp columns need.
 
@@ -52,7 +65,7 @@ class TimePart(_Config):
     part: TimePartName
     unit: Literal["s", "ms", "us", "ns"] | None = None
     format: str | None = None
-    time_zone: str = "UTC"
+    time_zone: TimeZone = "UTC"
     since: str | None = None
 
     @model_validator(mode="after")
@@ -97,6 +110,8 @@ class ColumnValues(_Config):
     def _check_values(self) -> ColumnValues:
         if self.weight_delimiter and not self.delimiter:
             raise ValueError(f"expected a delimiter with weight_delimiter {self.weight_delimiter!r}, got none")
+        if self.delimiter and self.delimiter == self.weight_delimiter:
+            raise ValueError(f"expected delimiter and weight_delimiter to differ, got {self.delimiter!r} twice")
         if self.weights is not None and self.delimiter:
             raise ValueError(f"expected weights in a column or in delimited text, got both (weights {self.weights!r})")
         if self.is_list and self.delimiter:
@@ -388,7 +403,7 @@ class EventTime(_Config):
     column: str = Field(min_length=1)
     unit: Literal["s", "ms", "us", "ns"] | None = None
     format: str | None = None
-    time_zone: str = "UTC"
+    time_zone: TimeZone = "UTC"
 
 
 def _as_labels(value: object) -> object:

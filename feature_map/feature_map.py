@@ -381,6 +381,10 @@ def _with_key_spaces(config: FeatureMapConfig) -> FeatureMapConfig:
             raise FeatureMapError(
                 f"table {feature.table!r}: expected one key space, got {known!r} and {feature.key_space!r}"
             )
+    labels = [label.column for label in config.label]
+    for column in labels:
+        if labels.count(column) > 1:
+            raise FeatureMapError(f"expected distinct label columns, got {column!r} twice")
     features = [
         f if isinstance(f, Numeric) else f.model_copy(update={"key_space": given.get(f.table, f.table)})
         for f in config.features

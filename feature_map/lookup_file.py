@@ -20,7 +20,7 @@ def with_entries(config: FeatureMapConfig, folder: Path) -> FeatureMapConfig:
     """`config` with the entries of every lookup's file in its place; paths are relative to `folder`.
 
     Rows with a null are left out; of equal keys the first row counts.
-    Raises: FileNotFoundError; FeatureMapError naming feature, file and column."""
+    Raises: FeatureMapError naming feature, file and column."""
     if not any(isinstance(f, Lookup) and f.file is not None for f in config.features):
         return config
     features = []
@@ -44,10 +44,11 @@ def _read(feature: Lookup, path: Path, ids: list[Id]) -> tuple[tuple[int | str, 
             options = pa.csv.ConvertOptions(column_types=types, include_columns=list(types), strings_can_be_null=False)
             table = pa.csv.read_csv(path, convert_options=options)
         table = table.select(list(types)).cast(pa.schema(list(types.items())))
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, KeyError) as error:
-        raise FeatureMapError(f"{where}: expected columns {types}, got {error}") from None
+    except (pa.ArrowException, KeyError, OSError) as error:
+        if not path.is_file():
+            raise FeatureMapError(f"{where}: expected a Parquet or CSV file, nothing is there") from None
+        wanted = ", ".join(f"{name} ({type_})" for name, type_ in types.items())
+        raise FeatureMapError(f"{where}: expected columns {wanted}, got: {error}") from None
     if table.num_rows > MAX_ENTRIES:
         raise FeatureMapError(f"{where}: expected at most {MAX_ENTRIES:,} rows, got {table.num_rows:,}")
     rows = zip(*(table.column(name).to_pylist() for name in types), strict=True)

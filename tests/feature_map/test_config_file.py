@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from embershard.feature_map.config_file import parse_yaml, read_yaml, validate
 from embershard.feature_map.errors import ConfigError
@@ -30,6 +30,22 @@ class Adam(Frozen):
 class Layer(Frozen):
     name: str
     optimizer: Annotated[Sgd | Adam, Field(discriminator="kind")] = Sgd()
+
+
+class Range(Frozen):
+    kind: Literal["range"] = "range"
+    low: int
+    high: int
+
+    @model_validator(mode="after")
+    def _check(self) -> Range:
+        if self.low > self.high:
+            raise ValueError(f"expected low <= high, got {self.low}, {self.high}")
+        return self
+
+
+class Holder(Frozen):
+    parts: tuple[Annotated[Range | Sgd, Field(discriminator="kind")], ...] = Field(min_length=1)
 
 
 class Run(Frozen):
@@ -141,3 +157,13 @@ def test_other_encodings_are_refused_by_name(tmp_path: Path) -> None:
     path.write_bytes("name: café\n".encode("latin-1"))
     with pytest.raises(ConfigError, match="expected UTF-8 text, got byte 0xe9"):
         read_yaml(path)
+
+
+def test_a_rule_of_a_variant_is_named_by_its_place_not_by_its_tag() -> None:
+    for data, message in (
+        ({"parts": [{"kind": "range", "low": 2, "high": 1}]}, "$.parts[0]: expected low <= high, got 2, 1"),
+        ({"parts": []}, "$.parts: expected at least 1 items, got 0"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            validate(Holder, data, "run.yaml")
+        assert str(caught.value) == f"run.yaml: {message}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -262,10 +263,10 @@ def test_lookups_read_their_file_once(tmp_path: Path) -> None:
     assert batch.keys_of("city").tolist() == [plain.key("city", v) for v in ("Oslo", "Rome", None, None)]
     assert batch.keys_of("open").tolist() == [plain.key("open", v) for v in (3, None, None, None)]
     assert FeatureMap.from_dict(features.to_dict()) == features
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FeatureMapError, match=r"feature 'city': file '.*shops.parquet': .*nothing is there"):
         FeatureMap.load(tmp_path / "features.yaml")
     fields = {"kind": "lookup", "of": [{"column": "a"}], "file": "hours.csv", "keys": ["nope"], "result": "open"}
-    with pytest.raises(FeatureMapError, match=r"feature 'x'.*expected columns"):
+    with pytest.raises(FeatureMapError, match=r"feature 'x'.*expected columns nope \(int64\)"):
         FeatureMap.from_dict({"features": [{"name": "x", **fields}]}, folder=tmp_path)
 
 
@@ -321,3 +322,23 @@ def test_weights_that_are_no_numbers_are_refused() -> None:
     lists = FeatureMap([Categorical("a", weights="v")])
     with pytest.raises(ValueEncodeError, match=r"column 'a': expected 2 weights, one a value, got 1 \(row 0\)"):
         lists.encode(pa.table({"a": [[1, 2]], "v": [[1.0]]}))
+
+
+@pytest.mark.parametrize(
+    ("feature", "message"),
+    [
+        ({"name": "h", "time": {"part": "hour", "time_zone": "Mars/Phobos"}}, r"time zone.*got 'Mars/Phobos'"),
+        ({"name": "h", "id": "text", "delimiter": "|", "weight_delimiter": "|"}, r"to differ, got '\|' twice"),
+        ({"name": "a b"}, r"\.name: expected text that matches .*, got 'a b'"),
+    ],
+)
+def test_what_could_only_fail_later_is_refused_when_the_map_is_read(feature: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FeatureMap.from_dict({"features": [{"kind": "categorical", **feature}]})
+
+
+def test_event_time_in_an_unknown_zone_and_a_label_named_twice_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"\$\.event_time\.time_zone: expected a time zone.*'Nowhere'"):
+        FeatureMap([Categorical("a")], event_time={"column": "t", "time_zone": "Nowhere"})  # type: ignore[arg-type]
+    with pytest.raises(FeatureMapError, match="expected distinct label columns, got 'y' twice"):
+        FeatureMap([Categorical("a")], label=["y", "y"])
