@@ -11,7 +11,7 @@ class OutputConfig(BaseModel):
     folder: holds the runs of one configuration; default runs/NAME, NAME being the configuration file's.
     name:   of this run's own folder; default the next of run-0001, run-0002 ….
     checkpoint_every: steps between checkpoints; None: after each epoch and at the end.
-    keep:   newest checkpoints that stay, beside the best one.
+    keep:   newest checkpoints that stay, beside the best one, and the best one since features last changed.
     log_every: steps between two lines of metrics.jsonl.
     tensorboard: also write TensorBoard event files.
     """

@@ -31,14 +31,15 @@ class ResumePlan:
     """What a resume does.
 
     config:  of the run from now on: its features with their statistics and the next version, `model.added` filled.
-    saved:   the checkpoint's own configuration.
-    kept:    tables whose rows are restored.   dropped, anew: tables of the checkpoint that go, that start again.
+    saved, old: the checkpoint's own configuration and feature map.
+    kept:    tables whose rows are restored.   dropped, anew: tables that go, that start again.
     found:   what differs between the checkpoint's features and those of the configuration.
     changes: lines that say what is not as it was; empty where the checkpoint's features simply go on.
     """
 
     config: RunConfig
     saved: RunConfig
+    old: FeatureMap
     kept: frozenset[str]
     dropped: tuple[str, ...]
     anew: tuple[str, ...]
@@ -60,9 +61,10 @@ def plan_resume(checkpoint: Checkpoint, config: RunConfig, reinit: Collection[st
     old = FeatureMap.from_dict(checkpoint.manifest.feature_map, f"{checkpoint.path} (feature map)")
     new = _with_learned(FeatureMap.of(config.features), old)
     found = _checked_change(old, new, reinit, checkpoint.path)
-    if not found.is_empty or reinit:
+    is_changed = not found.is_empty or bool(reinit)
+    if is_changed:
         _check_model(saved, config, checkpoint.path)
-    version = max(new.version, old.version + (not found.is_empty))
+    version = max(new.version, old.version + is_changed)
     features = new.config.model_copy(update={"version": version})
     groups = [tuple(name for name in group if name not in found.removed) for group in saved.model.added]
     added = (*(group for group in groups if group), *((found.added,) if found.added else ()))
@@ -71,12 +73,12 @@ def plan_resume(checkpoint: Checkpoint, config: RunConfig, reinit: Collection[st
     tables = model_tables(config.model, config.optimizer, new, seed=config.train.seed)
     kept = frozenset(table.name for table in old.tables if table.name in tables and table.name not in reinit)
     _check_layouts(checkpoint, [tables[table.name] for table in old.tables if table.name in kept])
-    anew = tuple(table.name for table in old.tables if table.name in tables and table.name in reinit)
+    anew = tuple(dict.fromkeys(reinit))
     changes = [*_changes(found, old, new, kept), *(f"table {name!r} starts anew, with its columns" for name in anew)]
     if found.added and isinstance(config.model, CustomModelConfig):
         changes.append(f"whether a field of zeros is neutral is up to {config.model.class_}")
     dropped = tuple(table.name for table in old.tables if table.name not in tables)
-    return ResumePlan(config, saved, kept, dropped, anew, found, tuple(changes))
+    return ResumePlan(config, saved, old, kept, dropped, anew, found, tuple(changes))
 
 
 def resumed_state(checkpoint: Checkpoint, plan: ResumePlan) -> TrainerState:
@@ -96,8 +98,7 @@ def resumed_state(checkpoint: Checkpoint, plan: ResumePlan) -> TrainerState:
 
 
 def _grown(dense: dict[str, npt.NDArray[Any]], plan: ResumePlan, seed: int) -> dict[str, npt.NDArray[Any]]:
-    config = plan.config
-    old, new = FeatureMap.of(plan.saved.features), FeatureMap.of(config.features)
+    config, old, new = plan.config, plan.old, FeatureMap.of(plan.config.features)
     before, after = build_model(plan.saved.model, old, seed), build_model(config.model, new, seed)
     fresh = dense_arrays(after, build_dense_optimizer(config.optimizer.dense, after))
     change = FeatureChange(
@@ -132,12 +133,10 @@ def _unlearned(feature: object) -> object:
 
 
 def _checked_change(old: FeatureMap, new: FeatureMap, reinit: Collection[str], where: str) -> FeatureMapDiff:
-    known = {table.name for table in (*old.tables, *new.tables)}
+    known = sorted(table.name for table in new.tables)
     for name in reinit:
-        if name not in known or name not in {table.name for table in new.tables}:
-            raise UsageError(
-                f"expected --reinit with one of tables {sorted(table.name for table in new.tables)}, got {name!r}"
-            )
+        if name not in known:
+            raise UsageError(f"expected --reinit with one of tables {known}, got {name!r}")
     found = diff(old, new)
     refused = [
         str(change)

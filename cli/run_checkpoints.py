@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from ..embedding.checkpoint import KeepBest, KeepLast, TrainingState, open_checkpoint, prune, write_checkpoint
+from ..embedding.checkpoint import (
+    CatalogEntry,
+    KeepBest,
+    KeepLast,
+    TrainingState,
+    open_checkpoint,
+    prune,
+    write_checkpoint,
+)
 from ..embedding.store import EmbeddingStore
 from ..feature_map import FeatureMap
 from ..models.trainer_state import TrainerState
+from .checkpoint_source import of_newest_features
 from .run_config import RunConfig
 
 
+@dataclass(frozen=True)
+class KeepBestOfFeatures:
+    """What `best` keeps among the checkpoints of the newest one's features."""
+
+    best: KeepBest
+
+    def keep(self, checkpoints: Sequence[CatalogEntry]) -> Iterable[str]:
+        """Names to keep; early stop may go back to them."""
+        return self.best.keep(of_newest_features(checkpoints))
+
+
 class RunCheckpoints:
-    """Saves into `root` and keeps the newest and the best; see `Checkpoints` of the trainer.
+    """Saves into `root` and keeps the newest, the best, and the best of the features as they are now; see `Checkpoints`
+    of the trainer.
 
     A checkpoint carries the run's whole configuration and feature map: evaluate, predict and export need no other file.
     """
@@ -21,8 +44,8 @@ class RunCheckpoints:
         self._root, self._store = root, store
         self._config, self._feature_map = config.to_dict(), features.to_dict()
         metric = "auc" if config.train.early_stop is None else config.train.early_stop.metric
-        order = KeepBest(metric, "highest" if metric == "auc" else "lowest")
-        self._policies = (KeepLast(config.output.keep), order)
+        best = KeepBest(metric, "highest" if metric == "auc" else "lowest")
+        self._policies = (KeepLast(config.output.keep), best, KeepBestOfFeatures(best))
 
     def save(self, state: TrainerState, *, is_best: bool) -> str:
         """Path of the checkpoint written. Raises: CheckpointWriteError (disk full); older ones are untouched."""

@@ -342,6 +342,7 @@ def test_reinit_starts_a_table_and_its_columns_anew_and_leaves_the_others(
     was, now = old["model/mlp.0.weight"], new["model/mlp.0.weight"]
     np.testing.assert_array_equal(now[:, 4:], was[:, 4:])
     assert (now[:, :4] != was[:, :4]).all()
+    assert manifest(facts["checkpoint"]).feature_map["version"] == 2
     trained = resume(job, capsys, "train.max_steps=90", words[0])[0]
     assert manifest(trained["checkpoint"]).row_counts["user"] > 0
 
@@ -377,16 +378,38 @@ def test_bad_input_at_a_resume_is_one_clear_error_and_leaves_nothing(
     assert {path: path.read_bytes() for path in job.folder.rglob("*") if path.is_file()} == before
 
 
-def test_early_stop_after_growth_goes_back_no_further_than_the_growth(
+def test_after_a_change_early_stop_and_evaluate_take_the_best_of_the_features_there_are(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stop = ["train.early_stop={metric: auc, patience: 2}", "optimizer.rows.lr=0.5", "output.keep=9"]
-    job.train(capsys, "train.epochs=3", NAMED, *stop)
-    add_city(job)
+    stop = ["train.early_stop={metric: auc, patience: 2}", "optimizer.rows.lr=0.5", "output.keep=1"]
+    edit(job, lambda config: config["output"].update(name="run"))
+    best = job.train(capsys, "train.epochs=3", *stop)
+    for name in ("item", "price"):
+        assert run(["features", "remove", str(job.path), name]) == 0
     facts, _ = resume(job, capsys, "train.epochs=30", *stop)
-    assert "city" in names(facts["checkpoint"])
-    assert run(["evaluate", facts["checkpoint"], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["auc"] == pytest.approx(facts["auc"], abs=1e-12)
+    assert facts["auc"] < best["auc"] - 0.02
+    assert names(facts["checkpoint"]) == ["user", "tags"]
+    assert Path(best["checkpoint"]).exists()
+    assert run(["evaluate", str(job.path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["checkpoint"] == facts["checkpoint"]
+    assert found["auc"] == pytest.approx(facts["auc"], abs=1e-12)
+
+
+def test_other_fields_of_a_feature_may_change_and_are_said(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    before = job.train(capsys, "train.max_steps=40", NAMED)["checkpoint"]
+    facts, said = resume(job, capsys, "train.max_steps=40", "features.features.2.pooling=sum")
+    assert "feature 'tags': pooling 'mean' → 'sum' (model)" in said
+    assert_equal_bits(weights(before), weights(facts["checkpoint"]))
+    assert manifest(facts["checkpoint"]).feature_map["version"] == 2
+
+
+def test_a_renamed_table_starts_anew_where_that_is_asked_for(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    before = job.train(capsys, "train.max_steps=40", NAMED)["checkpoint"]
+    facts, _ = resume(job, capsys, "train.max_steps=40", "features.features.0.table=people", "--reinit", "people")
+    assert [table.name for table in manifest(facts["checkpoint"]).tables] == ["people", "item", "tags"]
+    was, now = dense(before)["model/mlp.0.weight"], dense(facts["checkpoint"])["model/mlp.0.weight"]
+    assert (was != now).any(0).tolist() == [True] * 4 + [False] * 9
 
 
 OWN_MODEL = """
@@ -488,7 +511,7 @@ def test_growth_on_a_running_cluster_drops_and_starts_tables_there(
     )
     capsys.readouterr()
     try:
-        words = ["store.kind=cluster", f"store.address={folder}/cluster.yaml"]
+        words = [f"store={{kind: cluster, address: {folder}/cluster.yaml}}"]
         job.train(capsys, "train.max_steps=40", NAMED, *words)
         add_city(job)
         assert run(["features", "remove", str(job.path), "tags"]) == 0
