@@ -10,7 +10,6 @@ import pytest
 
 from embershard.cli.main import run
 from embershard.cli.run_config import load_run_config
-from embershard.feature_map import FeatureMap
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -45,12 +44,6 @@ def skip_without_data(example: Path) -> None:
     paths = load_run_config(example, ()).data.path
     if not any(list(ROOT.glob(path)) if "*" in path else (ROOT / path).exists() for path in paths):
         pytest.skip("no files of it in ../shared/data")
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_an_example_is_a_run_file_of_less_than_forty_lines(example: Path) -> None:
-    assert len(example.read_text(encoding="utf-8").splitlines()) < 40
-    assert FeatureMap.of(load_run_config(example, ()).features).labels
 
 
 @pytest.mark.parametrize(
