@@ -17,7 +17,8 @@ import pytest
 ROWS = 60_000
 KILLS = 10
 
-# Each batch is one line: the position after it and its rows; a line without its end was never delivered.
+# Each batch is one line: the position after it and its rows; a line without its end was never delivered. A line is
+# written when the reader asks for it, so that a kill comes in the middle however slow either side is.
 PROGRAM = """
 import sys
 import pyarrow as pa
@@ -32,6 +33,7 @@ folder, place = sys.argv[1], [int(part) for part in sys.argv[2:]]
 log = ClickLog(folder, unit_rows=1_500, run=1)
 stream = log.batches(RowIds(), 64, seed=3, shuffle=True, start=ReadPosition(*place))
 for rows in stream:
+    sys.stdin.readline()
     at = stream.position
     sys.stdout.write(" ".join(map(str, [at.epoch, at.unit, at.batch, *rows])) + "\\n")
     sys.stdout.flush()
@@ -65,10 +67,16 @@ def test_rows_over_ten_kills_are_each_row_once(tmp_path: Path) -> None:
 
 def read_until(folder: Path, place: list[str], kill_after: int | None) -> tuple[list[list[str]], bool]:
     """The whole lines a reader wrote before it was killed, or all; and whether it came to its end."""
-    child = subprocess.Popen([sys.executable, "-c", PROGRAM, str(folder), *place], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(folder), *place], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin is not None
     assert child.stdout is not None
     lines: list[str] = []
     with child:
+        # Some lines beyond the kill are asked for too: they may be written, whole or in part, or not.
+        child.stdin.write("\n" * (ROWS if kill_after is None else kill_after + 3))
+        child.stdin.flush()
         for line in child.stdout:
             if line.endswith("\n"):
                 lines.append(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import mmh3
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -20,6 +21,7 @@ from embershard.feature_map import (
     Sequence,
     ValueEncodeError,
 )
+from embershard.feature_map._native import unmix64
 
 IDS = FeatureMap([Categorical("id")])
 TEXTS = FeatureMap([Categorical("id", id="text")])
@@ -27,6 +29,20 @@ TEXTS = FeatureMap([Categorical("id", id="text")])
 
 def keys(features: FeatureMap, values: object, kind: pa.DataType | None = None) -> list[int]:
     return features.encode(pa.table({"id": pa.array(values, kind)})).keys.tolist()
+
+
+def test_b01_hashes_are_64_bit_and_unsigned_and_the_page_for_others_says_so() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "keys.md").read_text(encoding="utf-8")
+    assert "seed 0, unsigned" in page
+    assert "signed=False" in page
+    texts = ["foo", "abc", *map(str, range(1000))]
+    expected = [mmh3.hash64(text, seed=0, signed=False)[0] for text in texts]
+    salt = mmh3.hash64("id", seed=0, signed=False)[0]
+    found = keys(TEXTS, texts)
+    assert [unmix64(key) ^ salt for key in found] == expected
+    assert sum(h >> 63 for h in expected) > 400  # half of them would read as negative
+    assert min(found) >= 0
+    assert FeatureMap([Categorical("id", id="text")]).encode(pa.table({"id": texts})).keys.dtype == np.uint64
 
 
 def test_b05_null_is_no_text_and_no_text_is_null() -> None:
@@ -58,6 +74,15 @@ def test_b07_lists_keep_their_values_whole() -> None:
     features = FeatureMap([Categorical("id", id="text", is_list=True)])
     batch = features.encode(pa.table({"id": [["Action", "Comedy"], ["Action"]]}))
     assert batch.keys.tolist() == keys(TEXTS, ["Action", "Comedy", "Action"])
+
+
+def test_b07_the_missing_key_is_no_other_values_key() -> None:
+    texts = [f"value {number}" for number in range(100_000)]
+    found = keys(TEXTS, [*texts, None])
+    assert len(set(found)) == 100_001
+    assert found[-1] == TEXTS.key("id", None)
+    skipping = FeatureMap([Categorical("id", id="text", missing="skip")])
+    assert keys(skipping, ["a", None, "b"]) == keys(TEXTS, ["a", "b"])  # padding is the absence of a key, not a key
 
 
 def test_b08_large_ids_beside_a_null_stay_exact(tmp_path: Path) -> None:
@@ -126,6 +151,9 @@ def test_b25_columns_are_found_by_name() -> None:
     assert permuted.dense.tolist() == expected.dense.tolist()
     assert permuted.label is not None
     assert permuted.label.tolist() == [0, 1]
+    turned = FeatureMap([Numeric("c"), Categorical("b", id="text"), Categorical("a")], label="y").encode(table)
+    for name in ("a", "b"):
+        assert turned.keys_of(name).tolist() == expected.keys_of(name).tolist()
 
 
 def test_b66_files_with_other_types_for_one_column() -> None:

@@ -45,7 +45,7 @@ def test_weight_counts_as_copies_and_soft_label_as_both() -> None:
 @pytest.mark.parametrize(
     ("labels", "note"), [([1, 1], "all labels are 1: AUC needs both classes"), ([0, 0], "all labels are 0: AUC needs")]
 )
-def test_one_class_gives_nan_and_says_so(labels: list[float], note: str) -> None:
+def test_b70_one_class_gives_nan_and_says_so(labels: list[float], note: str) -> None:
     metrics = measure(np.float32([0.1, 0.2]), np.float32(labels))
     assert math.isnan(metrics.auc)
     assert metrics.note is not None
@@ -53,7 +53,7 @@ def test_one_class_gives_nan_and_says_so(labels: list[float], note: str) -> None
     assert math.isfinite(metrics.logloss)
 
 
-def test_no_examples_and_scores_that_are_not_finite() -> None:
+def test_b70_no_examples_and_scores_that_are_not_finite() -> None:
     empty = measure(np.empty(0, np.float32), np.empty(0, np.float32))
     assert math.isnan(empty.auc)
     assert empty.note == "no examples"
