@@ -133,6 +133,8 @@ class TrainingRun:
         stopped = "finished"
         self.trainer.model.train()
         self.trainer.embeddings.train()
+        if self.resumed and self.at.best is None and self.at.history:
+            self._evaluate()  # other features than those that were measured: where the run goes on from
         while self.at.epoch < self.config.epochs and not self._is_at_max_steps():
             ended = self._segment()
             if self._is_due(self.config.evaluate_every, ended):

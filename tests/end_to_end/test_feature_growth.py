@@ -120,6 +120,9 @@ def test_first_prediction_after_features_were_added_is_the_last_one_before(
     after, said = resume(job, capsys, "train.max_steps=150")
     assert after["checkpoint"] != before
     assert predictions(job, before).tobytes() == predictions(job, after["checkpoint"]).tobytes()
+    *_, last, first = json.loads(Path(after["report"]).read_text())["history"]
+    assert (last["step"], last["auc"], last["logloss"]) == (first["step"], first["auc"], first["logloss"])
+    assert first["step"] == 150
     for line in ("feature 'city' added: table 'city' starts from zeros", "feature 'stay' added: its columns start at"):
         assert line in said
     assert manifest(after["checkpoint"]).feature_map["version"] == 4
@@ -243,6 +246,8 @@ def test_a_removed_feature_takes_its_table_and_columns_along(
     for name in ("item", "price"):
         assert run(["features", "remove", str(job.path), name]) == 0
     facts, said = resume(job, capsys, "train.max_steps=60")
+    assert run(["evaluate", facts["checkpoint"], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["auc"] == pytest.approx(facts["auc"], abs=1e-12)
     assert "feature 'item' removed: table 'item' and its columns dropped" in said
     assert "feature 'price' removed: its columns dropped" in said
     after = facts["checkpoint"]
