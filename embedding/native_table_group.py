@@ -144,10 +144,7 @@ class NativeTableGroup:
         ids, dims = self._ids_of(request.tables)
         if out is None:
             out = np.empty(int(np.diff(request.splits) @ dims), np.float32)
-        try:
-            self._group.lookup(ids, request.keys, request.splits, _ABSENT[absent], out)
-        except KeyError as error:
-            raise _duplicate(error, request) from None
+        self._group.lookup(ids, request.keys, request.splits, _ABSENT[absent], out)
         return out
 
     def apply_gradients(

@@ -182,8 +182,9 @@ class TableGroup(Protocol):
         self, request: TableKeys, absent: Absent = "initial", out: npt.NDArray[np.float32] | None = None
     ) -> npt.NDArray[np.float32]:
         """(Σ n_t·D_t,) float32: rows of table 0, then of table 1 …, row i for the table's key i. Never inserts.
+        A key may stand more than once.
 
-        Raises: UnknownTableError, DuplicateKeyError; nothing was read."""
+        Raises: UnknownTableError; nothing was read."""
 
     def apply_gradients(
         self,

@@ -169,8 +169,8 @@ class Shard:
         return Exchange(report, None if pull is None else self.read(pull))
 
     def read(self, pull: Pull, out: npt.NDArray[np.float32] | None = None) -> Rows:
-        """Rows of the pull and the push counters they were read at. Raises: WrongShardError, UnknownTableError,
-        DuplicateKeyError; nothing was read."""
+        """Rows of the pull and the push counters they were read at. Raises: WrongShardError, UnknownTableError;
+        nothing was read."""
         if not self._owns_all:
             self._check_owned(pull.keys.keys)
         if self._is_sampled():

@@ -3,6 +3,10 @@
 // Written out instead of target_clones so that a test can force each set, and so that clang builds the same sets.
 #include "kernels.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace embershard {
 
 float bias_correction(double beta1, double beta2, int64_t steps) {
@@ -21,7 +25,9 @@ float bias_correction(double beta1, double beta2, int64_t steps) {
 namespace baseline {
 namespace {
 #define KERNEL_SET_NAME "baseline"
+#define KERNEL_SET_LEVEL 0
 #include "kernels_body.h"
+#undef KERNEL_SET_LEVEL
 #undef KERNEL_SET_NAME
 }  // namespace
 }  // namespace baseline
@@ -36,7 +42,9 @@ namespace {
 namespace avx2 {
 namespace {
 #define KERNEL_SET_NAME "avx2"
+#define KERNEL_SET_LEVEL 1
 #include "kernels_body.h"
+#undef KERNEL_SET_LEVEL
 #undef KERNEL_SET_NAME
 }  // namespace
 }  // namespace avx2
@@ -51,7 +59,9 @@ namespace {
 namespace avx512 {
 namespace {
 #define KERNEL_SET_NAME "avx512"
+#define KERNEL_SET_LEVEL 2
 #include "kernels_body.h"
+#undef KERNEL_SET_LEVEL
 #undef KERNEL_SET_NAME
 }  // namespace
 }  // namespace avx512

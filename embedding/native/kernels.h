@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "part.h"
 #include "table_spec.h"
 
 namespace embershard {
@@ -51,10 +52,14 @@ struct Kernels {
   // widest block.
   bool (*update_row)(const BlockPlan* plans, size_t blocks, float* weights, const float* gradient, float* state,
                      float* scratch);
-  // update_row on each of several float32 rows of one table; `applied` says which were not refused.
-  void (*update_rows)(const BlockPlan* plans, size_t blocks, size_t rows, const RowUpdate* updates, bool* applied,
-                      float* scratch);
+  // update_row on each of several float32 rows of one table; `applied` says which were not refused. Fetches what is ahead.
+  void (*update_rows)(const BlockPlan* plans, size_t blocks, size_t rows, const RowUpdate* updates,
+                      const RowsAhead<true>& ahead, bool* applied, float* scratch);
   float (*sum_of_squares)(const float* x, uint32_t n);
+
+  // Row of each of `count` keys in its bucket, kNoRow where it is not there. `passed` gets the numbers of those that may
+  // lie in a later bucket; how many is returned.
+  size_t (*find_rows)(const Bucket* const* buckets, const uint64_t* keys, size_t count, uint32_t* rows, uint8_t* passed);
 
   void (*widen)(RowType type, const uint16_t* row, uint32_t n, float* weights);
   // Nearest, ties to even; a finite value never becomes infinite.

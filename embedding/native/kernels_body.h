@@ -132,21 +132,31 @@ void start_state(const BlockSpec& block, const float* __restrict weights, float*
 }
 
 // The widths that most rows have are compiled for themselves: a constant width unrolls to a few vectors.
-[[gnu::always_inline]] inline uint32_t outside_limit(uint32_t d, const float* __restrict g, float scale) {
-  uint32_t outside = 0;
-  for (uint32_t c = 0; c < d; ++c) outside |= static_cast<uint32_t>(!(__builtin_fabsf(g[c] * scale) <= kGradientLimit));
-  return outside;
+
+// Bits of the largest magnitude: they order as the magnitudes do, and what is not finite is above all that is.
+constexpr int32_t kLimitBits = __builtin_bit_cast(int32_t, kGradientLimit);
+
+[[gnu::always_inline]] inline int32_t larger(int32_t largest, float scaled) {
+  const int32_t magnitude = __builtin_bit_cast(int32_t, scaled) & 0x7fffffff;
+  return magnitude > largest ? magnitude : largest;
+}
+
+[[gnu::always_inline]] inline int32_t largest_magnitude(uint32_t d, const float* __restrict g, float scale) {
+  int32_t largest = 0;
+  for (uint32_t c = 0; c < d; ++c) largest = larger(largest, g[c] * scale);
+  return largest;
 }
 
 inline bool accepts(const BlockPlan* plans, size_t blocks, const float* __restrict gradient) {
-  uint32_t outside = 0;
+  int32_t largest = 0;
   for (size_t block = 0; block < blocks; ++block) {
     const uint32_t d = plans[block].spec->dim;
     const float* __restrict g = gradient + plans[block].spec->column;
     const float scale = plans[block].gradient_scale;
-    outside |= d == 16 ? outside_limit(16, g, scale) : d == 1 ? outside_limit(1, g, scale) : outside_limit(d, g, scale);
+    const int32_t of_block = d == 16 ? largest_magnitude(16, g, scale) : largest_magnitude(d, g, scale);
+    largest = of_block > largest ? of_block : largest;
   }
-  return outside == 0;
+  return largest <= kLimitBits;
 }
 
 inline float corrected_rate(const BlockPlan& plan, float* step) {
@@ -339,12 +349,100 @@ bool update_row(const BlockPlan* plans, size_t blocks, float* __restrict weights
   return true;
 }
 
-void update_rows(const BlockPlan* plans, size_t blocks, size_t rows, const RowUpdate* updates, bool* applied,
-                 float* __restrict scratch) {
+// Whether all rows' gradients are within the limit. Lanes are folded once for all rows.
+inline bool accepts_all(const BlockPlan& plan, size_t rows, const RowUpdate* updates) {
+  const uint32_t d = plan.spec->dim;
+  const float scale = plan.gradient_scale;
+  int32_t largest[16] = {};
   for (size_t row = 0; row < rows; ++row) {
-    const RowUpdate& update = updates[row];
-    applied[row] = update_row(plans, blocks, update.weights, update.gradient, update.state, scratch);
+    const float* __restrict g = updates[row].gradient + plan.spec->column;
+    uint32_t c = 0;
+    for (; c + 16 <= d; c += 16) {
+      for (uint32_t lane = 0; lane < 16; ++lane) largest[lane] = larger(largest[lane], g[c + lane] * scale);
+    }
+    for (uint32_t lane = 0; c + lane < d; ++lane) largest[lane] = larger(largest[lane], g[c + lane] * scale);
   }
+  int32_t of_all = 0;
+  for (uint32_t lane = 0; lane < 16; ++lane) of_all = largest[lane] > of_all ? largest[lane] : of_all;
+  return of_all <= kLimitBits;
+}
+
+[[gnu::always_inline]] inline void adagrad_rows(uint32_t d, const BlockPlan& plan, size_t rows, const RowUpdate* updates,
+                                                const RowsAhead<true>& ahead) {
+  const BlockSpec& spec = *plan.spec;
+  for (size_t row = 0; row < rows; ++row) {
+    ahead.fetch(row);
+    const RowUpdate& update = updates[row];
+    adagrad(d, plan.lr, spec.eps, update.weights + spec.column, update.gradient + spec.column, update.state + spec.state_column);
+  }
+}
+
+void update_rows(const BlockPlan* plans, size_t blocks, size_t rows, const RowUpdate* updates, const RowsAhead<true>& ahead,
+                 bool* applied, float* __restrict scratch) {
+  bool all = true;
+  for (size_t block = 0; block < blocks; ++block) {
+    const BlockPlan& plan = plans[block];
+    all = all && accepts_all(plan, rows, updates);
+  }
+  if (!all) {
+    ahead.fetch_from(0);
+    for (size_t row = 0; row < rows; ++row) {
+      const RowUpdate& update = updates[row];
+      applied[row] = update_row(plans, blocks, update.weights, update.gradient, update.state, scratch);
+    }
+    return;
+  }
+  for (size_t row = 0; row < rows; ++row) applied[row] = true;
+  for (size_t block = 0; block < blocks; ++block) {
+    const BlockPlan& plan = plans[block];
+    const BlockSpec& spec = *plan.spec;
+    const RowsAhead<true> fetched = block + 1 == blocks ? ahead : RowsAhead<true>{};
+    const bool is_plain_adagrad = plan.plain && spec.optimizer == OptimizerKind::adagrad;
+    if (is_plain_adagrad && spec.dim == 16) {
+      adagrad_rows(16, plan, rows, updates, fetched);
+    } else if (is_plain_adagrad && spec.dim == 1) {
+      adagrad_rows(1, plan, rows, updates, fetched);
+    } else {
+      for (size_t row = 0; row < rows; ++row) {
+        fetched.fetch(row);
+        const RowUpdate& update = updates[row];
+        update_block(plan, update.weights + spec.column, update.gradient + spec.column, update.state + spec.state_column, scratch);
+      }
+    }
+  }
+  ahead.fetch_from(rows);
+}
+
+// --- index ------------------------------------------------------------------------------------------------------------
+
+// One bit for each slot of the bucket that holds `key`, taken or not.
+[[gnu::always_inline]] inline uint32_t slots_with(const Bucket& bucket, uint64_t key) {
+#if KERNEL_SET_LEVEL == 2
+  return _mm512_cmpeq_epi64_mask(_mm512_load_si512(&bucket), _mm512_set1_epi64(static_cast<int64_t>(key)));
+#elif KERNEL_SET_LEVEL == 1
+  const __m256i first = _mm256_load_si256(reinterpret_cast<const __m256i*>(&bucket));
+  const __m256i same = _mm256_cmpeq_epi64(first, _mm256_set1_epi64x(static_cast<int64_t>(key)));
+  const auto hit = static_cast<uint32_t>(_mm256_movemask_pd(_mm256_castsi256_pd(same)));
+  return hit | static_cast<uint32_t>(bucket.keys[4] == key) << 4;
+#else
+  uint32_t hit = 0;
+  for (uint32_t slot = 0; slot < kBucketSlots; ++slot) hit |= static_cast<uint32_t>(bucket.keys[slot] == key) << slot;
+  return hit;
+#endif
+}
+
+size_t find_rows(const Bucket* const* buckets, const uint64_t* keys, size_t count, uint32_t* __restrict rows,
+                 uint8_t* __restrict passed) {
+  size_t passed_count = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const Bucket& bucket = *buckets[i];
+    const uint32_t hit = slots_with(bucket, keys[i]) & ((1U << bucket.taken) - 1);
+    const uint32_t row = bucket.rows[__builtin_ctz(hit | 1U << (kBucketSlots - 1))];  // of some slot if there is no hit
+    rows[i] = hit != 0 ? row : kNoRow;
+    passed[passed_count] = static_cast<uint8_t>(i);
+    passed_count += (hit == 0) & bucket.is_passed;
+  }
+  return passed_count;
 }
 
 // --- row types --------------------------------------------------------------------------------------------------------
@@ -416,4 +514,4 @@ void narrow_stochastic(RowType type, const float* __restrict weights, uint32_t n
 }
 
 constexpr Kernels kSet = {KERNEL_SET_NAME, draw_block,     start_state, accepts,        update_row,
-                          update_rows,     sum_of_squares, widen,       narrow_nearest, narrow_stochastic};
+                          update_rows,     sum_of_squares, find_rows, widen,       narrow_nearest, narrow_stochastic};

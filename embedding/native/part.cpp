@@ -5,11 +5,17 @@
 
 namespace embershard {
 
+Bucket Part::kNoKeys = {};
+
 uint32_t Part::insert(uint64_t key, RowStore& store, Arena& arena) {
   reserve(uint64_t{rows_} + 1, arena);
   uint32_t row = free_row_;
   if (row != kNoRow) {
     free_row_ = store.counters(row)->count;
+    if (free_row_ != kNoRow) {  // the next one's memory is mostly not near
+      __builtin_prefetch(store.counters(free_row_), 1, 3);
+      __builtin_prefetch(store.weights(free_row_), 1, 3);
+    }
   } else {
     if (run_next_ == run_end_) take_run(store);
     row = run_next_++;
@@ -82,7 +88,7 @@ void Part::grow_index(uint64_t rows, Arena& arena) {
   auto* larger = static_cast<Bucket*>(arena.allocate(size_t{count} * sizeof(Bucket)));
   for (uint32_t bucket = 0; bucket < count; ++bucket) larger[bucket].taken = larger[bucket].is_passed = 0;
   for_each([&](uint64_t key, uint32_t row) { put(larger, count, key, row); });
-  if (buckets_ != nullptr) arena.deallocate(buckets_, size_t{bucket_count_} * sizeof(Bucket));
+  if (bucket_count_ != 0) arena.deallocate(buckets_, size_t{bucket_count_} * sizeof(Bucket));
   buckets_ = larger;
   bucket_count_ = count;
 }
@@ -97,10 +103,10 @@ void Part::take_run(RowStore& store) {
 }
 
 void Part::clear(RowStore& store, Arena& arena) {
-  if (buckets_ != nullptr) arena.deallocate(buckets_, size_t{bucket_count_} * sizeof(Bucket));
+  if (bucket_count_ != 0) arena.deallocate(buckets_, size_t{bucket_count_} * sizeof(Bucket));
   for (const RowRun run : runs_) store.give_back(run);
   runs_ = {};
-  buckets_ = nullptr;
+  buckets_ = &kNoKeys;
   bucket_count_ = rows_ = run_next_ = run_end_ = 0;
   free_row_ = kNoRow;
   extras_.reset();

@@ -54,7 +54,7 @@ class alignas(64) Part {
   uint32_t rows() const { return rows_; }
   bool is_empty() const { return rows_ == 0; }
 
-  // Where a key with this `index_hash` is looked for first; the part must not be empty.
+  // Where a key with this `index_hash` is looked for first; a bucket without keys if the part has never had one.
   const Bucket* home_bucket(uint64_t hash) const { return buckets_ + home_of(hash, bucket_count_); }
 
   const Bucket* after(const Bucket* bucket) const {
@@ -150,7 +150,9 @@ class alignas(64) Part {
   void grow_index(uint64_t rows, Arena& arena);
   void take_run(RowStore& store);
 
-  Bucket* buckets_ = nullptr;
+  static Bucket kNoKeys;  // stands for the index of a part that never had a key; never written
+
+  Bucket* buckets_ = &kNoKeys;
   uint32_t bucket_count_ = 0;
   uint32_t rows_ = 0;
   uint32_t free_row_ = kNoRow;  // linked through the rows' count

@@ -25,6 +25,7 @@ RowStore::RowStore(uint32_t dim, uint32_t bytes_per_weight, uint32_t state_width
   chunk_bytes_ = state_offset_ + round_up(size_t{state_bytes_} << chunk_shift_, kHugePage);
   directory_bytes_ = ((kMostRows >> chunk_shift_) + 1) * sizeof(char*);
   chunks_ = reinterpret_cast<char**>(map_memory(directory_bytes_));
+  add_chunk();  // so that row 0 has an address: reserved, not taken
 }
 
 RowStore::~RowStore() {

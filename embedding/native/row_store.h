@@ -27,6 +27,14 @@ struct RowRun {
   uint32_t count;
 };
 
+// Always inlined: GCC takes a function that only prefetches for one without effect and drops the calls to it.
+template <int kWrite>
+[[gnu::always_inline]] inline void prefetch_bytes(const void* start, size_t bytes) {
+  const auto first = reinterpret_cast<uintptr_t>(start) & ~uintptr_t{63};
+  const auto end = reinterpret_cast<uintptr_t>(start) + bytes;
+  for (uintptr_t line = first; line < end; line += 64) __builtin_prefetch(reinterpret_cast<const void*>(line), kWrite, 3);
+}
+
 class RowStore {
  public:
   static constexpr uint32_t kLongestRun = 256;
@@ -46,6 +54,13 @@ class RowStore {
     return reinterpret_cast<RowCounters*>(chunks_[row >> chunk_shift_] + state_offset_ + size_t{row & chunk_mask_} * state_bytes_);
   }
   static float* state(RowCounters* counters) { return reinterpret_cast<float*>(counters + 1); }
+
+  // Fetches a row's weights to be read, or all of it to be changed.
+  [[gnu::always_inline]] void prefetch_weights(uint32_t row) const { prefetch_bytes<0>(weights(row), weight_bytes_); }
+  [[gnu::always_inline]] void prefetch_row(uint32_t row) const {
+    prefetch_bytes<1>(weights(row), weight_bytes_);
+    prefetch_bytes<1>(counters(row), state_bytes_);
+  }
 
   // A run of at most `wanted` rows (a power of two). Throws std::bad_alloc, std::length_error; nothing is changed then.
   RowRun take(uint32_t wanted);
@@ -67,6 +82,28 @@ class RowStore {
   size_t chunk_count_ = 0;
   uint64_t next_row_ = 0;
   std::vector<RowRun> free_[9];  // by log2 of the run's length
+};
+
+// Rows that will be wanted soon. Whoever works on rows now fetches one of these at each, so that the work hides the misses.
+// kUpdates: rows will be changed, so their counters and state are fetched too. A row of kNoRow is harmless.
+template <bool kUpdates>
+struct RowsAhead {
+  const RowStore* store = nullptr;
+  const uint32_t* rows = nullptr;
+  size_t count = 0;
+
+  [[gnu::always_inline]] void fetch(size_t i) const {
+    if (i >= count) return;
+    const uint32_t row = rows[i] == kNoRow ? 0 : rows[i];
+    if constexpr (kUpdates) {
+      store->prefetch_row(row);
+    } else {
+      store->prefetch_weights(row);
+    }
+  }
+  [[gnu::always_inline]] void fetch_from(size_t i) const {
+    for (; i < count; ++i) fetch(i);
+  }
 };
 
 }  // namespace embershard

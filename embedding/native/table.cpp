@@ -58,10 +58,17 @@ void Table::read(uint32_t row, float* weights) const {
 }
 
 uint32_t Table::create(Part& part, uint64_t key, float* scratch) {
-  draw(key, scratch);
   const uint32_t row = part.insert(key, store, arena);
-  *store.counters(row) = RowCounters{0, 0, 0};
-  store_initial(row, scratch);
+  RowCounters* counters = store.counters(row);
+  *counters = RowCounters{0, 0, 0};
+  if (is_float32()) {
+    auto* weights = reinterpret_cast<float*>(store.weights(row));
+    draw(key, weights);
+    start_state(weights, RowStore::state(counters));
+  } else {
+    draw(key, scratch);
+    store_initial(row, scratch);
+  }
   if (PartExtras* extras = part.extras_or_null()) extras->erased.erase(key);
   return row;
 }
@@ -107,7 +114,7 @@ std::vector<BlockPlan> Table::plan(const UpdateStep& step) const {
 }
 
 void Table::update(const std::vector<BlockPlan>& plan, const RowWrite* writes, size_t count, float* scratch,
-                   bool* applied) const {
+                   bool* applied, const RowsAhead<true>& ahead) const {
   RowUpdate updates[kMostWrites];
   RowCounters* counters[kMostWrites];
   for (size_t i = 0; i < count; ++i) {
@@ -115,8 +122,9 @@ void Table::update(const std::vector<BlockPlan>& plan, const RowWrite* writes, s
     updates[i] = {reinterpret_cast<float*>(store.weights(writes[i].row)), writes[i].gradient, RowStore::state(counters[i])};
   }
   if (is_float32()) {
-    kernels_.update_rows(plan.data(), plan.size(), count, updates, applied, scratch);
+    kernels_.update_rows(plan.data(), plan.size(), count, updates, ahead, applied, scratch);
   } else {
+    ahead.fetch_from(0);
     for (size_t i = 0; i < count; ++i) {
       const uint32_t times = saturating_add(counters[i]->count, writes[i].now.count);
       applied[i] = update_narrow(plan, writes[i].key, updates[i], times, scratch);

@@ -60,8 +60,9 @@ class Table {
     return kernels_.accepts(plan.data(), plan.size(), gradient);
   }
   // One optimizer step of every block and the counters of each row, at most kMostWrites of them; `applied` is false where
-  // the gradient is refused, whose row is not changed. `scratch` holds 2 · dim() floats.
-  void update(const std::vector<BlockPlan>& plan, const RowWrite* writes, size_t count, float* scratch, bool* applied) const;
+  // the gradient is refused, whose row is not changed. `scratch` holds 2 · dim() floats. `ahead` is fetched meanwhile.
+  void update(const std::vector<BlockPlan>& plan, const RowWrite* writes, size_t count, float* scratch, bool* applied,
+              const RowsAhead<true>& ahead = {}) const;
   void start_state(const float* weights, float* state) const;
 
  private:

@@ -14,7 +14,7 @@
 
 #include "policies.h"
 #include "table.h"
-#include "tablet_lock.h"
+#include "tablet.h"
 #include "thread_pool.h"
 
 namespace embershard {
@@ -108,6 +108,8 @@ struct PartStats {
   int64_t weight_bytes = 0, state_bytes = 0, counter_bytes = 0, index_bytes = 0, free_bytes = 0;
 };
 
+struct KeyBlock;
+
 class TableGroup {
  public:
   // `kernels`: name of the kernel set, or empty for the best one.
@@ -122,7 +124,7 @@ class TableGroup {
   int32_t add_table(TableSpec spec);
   void drop_table(int32_t table);
 
-  // Rows of all keys, table after table, float32.
+  // Rows of all keys, table after table, float32. A key may stand more than once.
   void lookup(const Request& request, AbsentRows absent, float* out);
   // `mask` (tablets() bools) or nullptr for all.
   UpdateReport apply_gradients(const Request& request, const float* gradients, const uint32_t* occurrences,
@@ -147,28 +149,24 @@ class TableGroup {
   PartStats stats(int32_t table);
 
  private:
-  struct Tablet {
-    TabletLock lock;
-    uint32_t version = 1;
-    uint64_t push_count = 0;
-    uint32_t erased_since = 0;
-  };
+  static constexpr size_t kThreadedKeys = 8192;  // smaller requests stay on the calling thread
+
   struct Partition;
   struct Scratch;
-  class Lookup;
   class Push;
-  class LockedTablets;
 
   static Scratch& scratch();
-  size_t tablet_of(uint64_t key) const { return static_cast<size_t>((key >> 1) >> (63 - tablet_bits_)); }
+  size_t tablet_of(uint64_t key) const { return embershard::tablet_of(key, tablet_bits_); }
   Table& table(int32_t id) const { return *tables_[static_cast<size_t>(id)]; }
   // Throws std::invalid_argument if one of the tables has been dropped.
   void require(const int32_t* tables, size_t count) const;
-  void partition(const Request& request, const bool* mask, Partition& partition) const;
+  void partition(const Request& request, const uint32_t* occurrences, const bool* mask, Partition& partition) const;
   void check_unique(const Request& request, const Partition& partition) const;
   void check_unique(const Request& request) const;
   void import_rows(Table& table, size_t tablet, const TableRowsView& view, TabletState state);
   void clear_tablet(size_t tablet);
+  void lookup_range(const Request& request, AbsentRows absent, const size_t* offsets, size_t begin, size_t end, float* out);
+  void copy_rows(const KeyBlock& block, const RowsAhead<false>& ahead, AbsentRows absent, float* out) const;
   void absent_row(const Table& table, uint64_t key, AbsentRows absent, float* out) const;
   void trim_erased_of(Part& part, size_t tablet) {
     if (trim_erased(part)) tablets_[tablet].erased_since = tablets_[tablet].version;

@@ -33,8 +33,6 @@ def test_one_key_twice_is_named_and_nothing_is_done(size: int, places: tuple[flo
     second += first == second  # in a request of two keys
     keys[second] = keys[first]
     with pytest.raises(DuplicateKeyError, match=str(keys[first])):
-        group.lookup(TableKeys.of("user", keys))
-    with pytest.raises(DuplicateKeyError, match=str(keys[first])):
         group.apply_gradients(
             TableKeys.of("user", keys), np.ones(size, np.float32), np.ones(size, np.uint32), UpdateStep()
         )

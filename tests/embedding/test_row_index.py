@@ -106,7 +106,7 @@ def test_a_duplicate_is_found_at_any_two_places() -> None:
                 twice = keys.copy()
                 twice[second] = twice[first]
                 with pytest.raises(DuplicateKeyError, match=str(twice[first])):
-                    group.lookup(TableKeys.of("user", twice))
+                    group.erase(TableKeys.of("user", twice))
         assert read(group, keys) == [0.0] * n
 
 

@@ -94,7 +94,6 @@ def test_duplicate_keys_are_refused_and_nothing_changes(make_group: GroupMaker) 
     request = TableKeys.concat({"item": keys[:999], "user": keys})
     flat = np.ones(len(request.keys) * 4, np.float32)
     for verb in (
-        lambda: group.lookup(request),
         lambda: group.apply_gradients(request, flat, np.ones(len(request.keys), np.uint32), UpdateStep()),
         lambda: group.assign(request, flat),
         lambda: group.erase(request),

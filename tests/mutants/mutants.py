@@ -112,9 +112,9 @@ MUTANTS = (
     # --- tablets and requests ---
     Mutant(
         "wrong tablet: low bits of the key",
-        "embedding/native/table_group.h",
-        "static_cast<size_t>((key >> 1) >> (63 - tablet_bits_))",
-        "static_cast<size_t>(key & ((uint64_t{1} << tablet_bits_) - 1))",
+        "embedding/native/tablet.h",
+        "static_cast<size_t>((key >> 1) >> (63 - tablet_bits))",
+        "static_cast<size_t>(key & ((uint64_t{1} << tablet_bits) - 1))",
         CONTRACT + "test_mask_leaves_other_tablets_alone[native]",
     ),
     Mutant(

@@ -280,9 +280,14 @@ def test_unknown_table_and_duplicate_keys_change_nothing(store):
     twice = TableKeys.of("counter", keys_of(1, 1))
     with pytest.raises(DuplicateKeyError):
         store.exchange(make_push(twice, np.ones(2)), None)
-    with pytest.raises(DuplicateKeyError):
-        store.exchange(None, Pull(twice))
     assert store.stats()["counter"].rows == 0
+
+
+def test_a_pull_may_name_a_key_twice(store):
+    store.exchange(count_push([3]), None)
+    rows = store.exchange(None, Pull(TableKeys.of("counter", keys_of(3, 1, 3)))).rows
+    assert rows is not None
+    assert rows.values[0] == rows.values[2] != rows.values[1]
 
 
 def test_gradients_of_the_wrong_length_are_refused(store):

@@ -1,0 +1,306 @@
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <utility>
+
+#include "row_finder.h"
+#include "scratch.h"
+
+namespace embershard {
+namespace {
+
+constexpr size_t kPushBlock = 2048;  // keys updated under one set of locks, in whole tablets
+
+}  // namespace
+
+void TableGroup::partition(const Request& request, const uint32_t* occurrences, const bool* mask, Partition& partition) const {
+  const size_t n = request.size();
+  int bits = 0;
+  while (bits < tablet_bits_ && (n >> (bits + 1)) >= kPushBlock) ++bits;
+  partition.group_bits = bits;
+  partition.starts.assign((size_t{1} << bits) + 1, 0);
+  partition.touched.assign(tablets(), 0);
+  partition.order.resize(n);
+  partition.keys.resize(n);
+  partition.occurrences.resize(n);
+  uint32_t* starts = partition.starts.data();
+  uint8_t* touched = partition.touched.data();
+  const int shift = tablet_bits_ - bits;
+  for (size_t i = 0; i < n; ++i) {
+    const size_t tablet = tablet_of(request.keys[i]);
+    if (mask != nullptr && !mask[tablet]) continue;
+    touched[tablet] = 1;
+    ++starts[tablet >> shift];
+  }
+  uint32_t sum = 0;
+  for (uint32_t& start : partition.starts) sum += std::exchange(start, sum);
+  uint32_t* order = partition.order.data();
+  uint64_t* keys = partition.keys.data();
+  uint32_t* counts = partition.occurrences.data();
+  for (size_t i = 0; i < n; ++i) {
+    const uint64_t key = request.keys[i];
+    const size_t tablet = tablet_of(key);
+    if (mask != nullptr && !mask[tablet]) continue;
+    const uint32_t at = starts[tablet >> shift]++;
+    order[at] = static_cast<uint32_t>(i);
+    keys[at] = key;
+    counts[at] = occurrences[i];
+  }
+  for (size_t group = partition.groups(); group > 0; --group) starts[group] = starts[group - 1];
+  starts[0] = 0;
+}
+
+// As check_unique, for a partition that holds all keys: runs of one group and table stay in the nearest cache.
+void TableGroup::check_unique(const Request& request, const Partition& partition) const {
+  DuplicateFinder& duplicates = scratch().duplicates;
+  for (size_t group = 0; group < partition.groups(); ++group) {
+    size_t begin = partition.starts[group];
+    const size_t end = partition.starts[group + 1];
+    for (size_t t = 0; begin < end; ++t) {
+      const auto* order = partition.order.data();
+      const auto stop = static_cast<size_t>(
+          std::lower_bound(order + begin, order + end, static_cast<uint32_t>(request.splits[t + 1])) - order);
+      const size_t found = duplicates.find(partition.keys.data() + begin, stop - begin);
+      if (found != stop - begin) throw DuplicateKey{t, partition.keys[begin + found]};
+      begin = stop;
+    }
+  }
+}
+
+// Updates the keys of a range of tablets, whose locks are held alone.
+class TableGroup::Push {
+ public:
+  Push(TableGroup& group, const Request& request, Partition& partition, const float* gradients,
+       const UpdateStep& step, const size_t* offsets, const std::vector<std::vector<BlockPlan>>& plans, UpdateReport& report)
+      : group_(group),
+        finder_(group.kernels_, group.tablet_bits_),
+        request_(request),
+        partition_(partition),
+        gradients_(gradients),
+        step_(step),
+        offsets_(offsets),
+        plans_(plans),
+        report_(report) {
+    uint32_t widest = 0;
+    for (size_t t = 0; t < request.table_count; ++t) widest = std::max(widest, group.table(request.tables[t]).dim());
+    std::vector<float>& row = scratch().row;
+    if (row.size() < size_t{3} * widest) row.resize(size_t{3} * widest);
+    row_ = row.data();
+    for (size_t t = 0; t < request.table_count; ++t) {
+      const TableSpec& spec = group.table(request.tables[t]).spec;
+      unknown_plans_.push_back(spec.unknown_table < 0 ? std::vector<BlockPlan>{} : group.table(spec.unknown_table).plan(step));
+    }
+  }
+
+  // Decides about the keys of tables with policies among entries [begin, end), before `run`.
+  void plan(size_t begin, size_t end) {
+    const uint32_t* order = partition_.order.data();
+    for (size_t t = 0; begin < end; ++t) {
+      const auto stop = static_cast<size_t>(
+          std::lower_bound(order + begin, order + end, static_cast<uint32_t>(request_.splits[t + 1])) - order);
+      if (needs_plan(group_.table(request_.tables[t]).spec)) plan_table(t, begin, stop);
+      begin = stop;
+    }
+  }
+
+  // Entries [begin, end) of the partition.
+  void run(size_t begin, size_t end) {
+    next_ = begin;
+    end_ = end;
+    table_ = 0;
+    finder_.run([&](KeyBlock& block) { return next_block(block); }, [&](KeyBlock& block, const RowsAhead<true>& ahead) { update(block, ahead); });
+  }
+
+ private:
+  void plan_table(size_t table_index, size_t begin, size_t end) {
+    Table& table = group_.table(request_.tables[table_index]);
+    if (!table.spec.trainable) {
+      std::fill(partition_.skipped.begin() + static_cast<std::ptrdiff_t>(begin),
+                partition_.skipped.begin() + static_cast<std::ptrdiff_t>(end), uint8_t{1});
+      return;
+    }
+    std::vector<std::pair<uint64_t, size_t>> sorted;  // tablets lie side by side in key order
+    for (size_t entry = begin; entry < end; ++entry) sorted.emplace_back(partition_.keys[entry], entry);
+    std::sort(sorted.begin(), sorted.end());
+    std::vector<PlannedKey> keys;
+    for (size_t i = 0; i < sorted.size();) {
+      const size_t tablet = group_.tablet_of(sorted[i].first);
+      keys.clear();
+      for (; i < sorted.size() && group_.tablet_of(sorted[i].first) == tablet; ++i) {
+        const float* row_gradient = gradient(sorted[i].second, table_index);
+        if (!table.accepts(plans_[table_index], row_gradient)) continue;
+        keys.push_back({sorted[i].first, sorted[i].second, row_gradient, partition_.occurrences[sorted[i].second], 0, false});
+      }
+      const int32_t unknown = table.spec.unknown_table;
+      const PlannedPart planned = {table, table.parts[tablet], tablet, group_.tablet_bits_, group_.tablets_[tablet].version,
+                                   step_, unknown < 0 ? nullptr : &group_.table(unknown), &unknown_plans_[table_index], row_};
+      const PartPlan plan = plan_part(planned, keys);
+      if (plan.evicted != 0) group_.trim_erased_of(table.parts[tablet], tablet);
+      for (const PlannedKey& key : keys) partition_.skipped[key.entry] = key.is_skipped;
+      TableUpdate& report = report_.tables[table_index];
+      report.created += plan.created;
+      report.not_admitted += plan.not_admitted;
+      report.over_limit += plan.over_limit;
+      report.evicted += plan.evicted;
+    }
+  }
+
+  const float* gradient(size_t entry, size_t table_index) const {
+    const size_t i = partition_.order[entry];
+    const size_t dim = group_.table(request_.tables[table_index]).dim();
+    return gradients_ + offsets_[table_index] + (i - static_cast<size_t>(request_.splits[table_index])) * dim;
+  }
+
+  // Within a group of tablets the keys of a table follow one another, in request order.
+  bool next_block(KeyBlock& block) {
+    if (next_ == end_) return false;
+    const uint32_t* order = partition_.order.data();
+    while (static_cast<int64_t>(order[next_]) >= request_.splits[table_ + 1]) ++table_;
+    const auto table_end = static_cast<uint32_t>(request_.splits[table_ + 1]);
+    size_t count = std::min(KeyBlock::kSize, end_ - next_);
+    while (order[next_ + count - 1] >= table_end) --count;
+    block.table = &group_.table(request_.tables[table_]);
+    block.table_index = table_;
+    block.first = next_;
+    block.count = count;
+    block.keys = partition_.keys.data() + next_;
+    const size_t dim = block.table->dim();
+    for (size_t i = 0; i < count; ++i) {
+      prefetch_bytes<0>(gradient(next_ + i, table_), dim * sizeof(float));
+    }
+    next_ += count;
+    return true;
+  }
+
+  void update(KeyBlock& block, const RowsAhead<true>& ahead) {
+    Table& table = *block.table;
+    TableUpdate& report = report_.tables[block.table_index];
+    const std::vector<BlockPlan>& plan = plans_[block.table_index];
+    RowWrite writes[KeyBlock::kSize];
+    size_t count = 0;
+    for (size_t i = 0; i < block.count; ++i) {
+      const size_t entry = block.first + i;
+      if (!partition_.skipped.empty() && partition_.skipped[entry]) continue;
+      const uint64_t key = block.keys[i];
+      const float* row_gradient = gradient(entry, block.table_index);
+      const size_t tablet = group_.tablet_of(key);
+      if (block.rows[i] == kNoRow) {
+        if (!table.accepts(plan, row_gradient)) {
+          refuse(block.table_index, key);
+          continue;
+        }
+        block.rows[i] = create(table, table.parts[tablet], key);
+        ++report.created;
+      }
+      const RowCounters now = {partition_.occurrences[entry], step_.now, group_.tablets_[tablet].version};
+      writes[count++] = {key, block.rows[i], row_gradient, now};
+    }
+    bool applied[KeyBlock::kSize];
+    table.update(plan, writes, count, row_, applied, ahead);
+    for (size_t i = 0; i < count; ++i) {
+      if (applied[i]) {
+        ++report.applied;
+      } else {
+        refuse(block.table_index, writes[i].key);
+      }
+    }
+  }
+
+  uint32_t create(Table& table, Part& part, uint64_t key) {
+    const uint32_t buckets = part.bucket_count();
+    const uint32_t row = table.create(part, key, row_);
+    if (part.bucket_count() != buckets) finder_.index_moved();
+    return row;
+  }
+
+  void refuse(size_t table_index, uint64_t key) {
+    ++report_.tables[table_index].non_finite;
+    report_.refused_keys[table_index].push_back(key);
+  }
+
+  TableGroup& group_;
+  RowFinder<true> finder_;
+  const Request& request_;
+  Partition& partition_;
+  const float* gradients_;
+  const UpdateStep& step_;
+  const size_t* offsets_;
+  const std::vector<std::vector<BlockPlan>>& plans_;
+  UpdateReport& report_;
+  std::vector<std::vector<BlockPlan>> unknown_plans_;
+  float* row_;
+  size_t next_ = 0, end_ = 0, table_ = 0;
+};
+
+UpdateReport TableGroup::apply_gradients(const Request& request, const float* gradients, const uint32_t* occurrences,
+                                         const UpdateStep& step, const bool* mask) {
+  std::shared_lock structure(structure_);
+  require(request.tables, request.table_count);
+  Scratch& mine = scratch();
+  Partition& parted = mine.partition;
+  partition(request, occurrences, mask, parted);
+  if (mask == nullptr) {
+    check_unique(request, parted);
+  } else {
+    check_unique(request);
+  }
+  std::vector<std::vector<BlockPlan>> plans;
+  mine.offsets.assign(request.table_count + 1, 0);
+  for (size_t t = 0; t < request.table_count; ++t) {
+    const Table& used = table(request.tables[t]);
+    plans.push_back(used.plan(step));
+    mine.offsets[t + 1] = mine.offsets[t] + static_cast<size_t>(request.splits[t + 1] - request.splits[t]) * used.dim();
+  }
+  const size_t* offsets = mine.offsets.data();
+  const bool any_plan = std::any_of(request.tables, request.tables + request.table_count,
+                                    [&](int32_t id) { return needs_plan(table(id).spec); });
+  parted.skipped.assign(any_plan ? request.size() : 0, 0);
+  UpdateReport total;
+  total.tables.resize(request.table_count);
+  total.refused_keys.resize(request.table_count);
+  std::mutex total_mutex;
+  std::atomic<size_t> cursor{0};
+  const size_t n = request.size();
+  const size_t group_tablets = tablets() >> parted.group_bits;
+  const std::function<void(size_t)> work = [&](size_t) {
+    UpdateReport report;
+    report.tables.resize(request.table_count);
+    report.refused_keys.resize(request.table_count);
+    Push push(*this, request, parted, gradients, step, offsets, plans, report);
+    LockedTablets locks(tablets_.get(), false);
+    for (;;) {
+      const size_t group = cursor.fetch_add(1, std::memory_order_relaxed);
+      if (group >= parted.groups()) break;
+      for (size_t tablet = group * group_tablets; tablet < (group + 1) * group_tablets; ++tablet) {
+        if (!parted.touched[tablet]) continue;
+        locks.add(tablet);
+        ++tablets_[tablet].push_count;
+      }
+      if (!parted.skipped.empty()) push.plan(parted.starts[group], parted.starts[group + 1]);
+      push.run(parted.starts[group], parted.starts[group + 1]);
+      locks.release();
+    }
+    std::lock_guard guard(total_mutex);
+    for (size_t t = 0; t < request.table_count; ++t) {
+      TableUpdate& sum = total.tables[t];
+      const TableUpdate& part = report.tables[t];
+      sum.applied += part.applied;
+      sum.created += part.created;
+      sum.not_admitted += part.not_admitted;
+      sum.non_finite += part.non_finite;
+      sum.over_limit += part.over_limit;
+      sum.evicted += part.evicted;
+      total.refused_keys[t].insert(total.refused_keys[t].end(), report.refused_keys[t].begin(), report.refused_keys[t].end());
+    }
+  };
+  if (n < kThreadedKeys) {
+    work(0);
+  } else {
+    pool_.run(work);
+  }
+  for (auto& keys : total.refused_keys) std::sort(keys.begin(), keys.end());
+  return total;
+}
+
+}  // namespace embershard
