@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -31,14 +32,19 @@ COUNTER_BYTES = 2048
 
 
 class Options(BenchOptions):
-    """What is measured: unique random keys × `dim` a call, one shard process, one client."""
+    """What is measured: unique random keys × `dim` a call, one shard process, one client.
+
+    threads: of the shard's table and of the store in this process.   shared_memory: arrays through memory that both
+    processes map (True), or all bytes through the socket as to a shard on another machine (False).
+    """
 
     keys: tuple[int, ...] = Field(default=(1_000, 10_000, 100_000), min_length=1)
     dim: int = Field(default=16, ge=1)
     rows: int = Field(default=1_000_000, ge=1)
     wires: tuple[WireDtype, ...] = ("float32", "bfloat16")
     transports: tuple[Transport, ...] = ("unix", "tcp")
-    threads: int = Field(default=1, ge=1)
+    shared_memory: tuple[bool, ...] = (True, False)
+    threads: int = Field(default=2, ge=1)
     rounds: int = Field(default=25, ge=1)
 
 
@@ -55,18 +61,18 @@ def run(options: Options) -> Iterator[Measurement]:
         _fill(local, table, space)
         for transport in options.transports:
             with running_shard(transport, options.threads) as address, _echo(transport) as echo:
-                for wire in options.wires:
-                    with connect(address, wire=WireFormat(wire)) as store:
+                for wire, shares in itertools.product(options.wires, options.shared_memory):
+                    with connect(address, wire=WireFormat(wire), shared_memory=shares) as store:
                         _fill(store, table, space)
                         for size in options.keys:
                             batches = [random.choice(space, size, replace=False) for _ in range(4)]
-                            yield from _measure(options, transport, wire, batches, local, store, echo)
+                            told = {"wire": wire, "transport": transport, "shared_memory": shares}
+                            yield from _measure(options, told, batches, local, store, echo)
 
 
 def _measure(
     options: Options,
-    transport: Transport,
-    wire: WireDtype,
+    told: Mapping[str, object],
     batches: list[npt.NDArray[np.uint64]],
     local: EmbeddingStore,
     store: EmbeddingStore,
@@ -76,7 +82,7 @@ def _measure(
     gradients = np.random.default_rng(1).normal(0, 0.01, size * options.dim).astype(np.float32)
     occurrences = np.ones(size, np.uint32)
     turn = iter(range(1 << 62))
-    value_bytes = size * options.dim * (4 if wire == "float32" else 2)
+    value_bytes = size * options.dim * (4 if told["wire"] == "float32" else 2)
     # Method names tell the echo how much to answer, so that request and reply are as long as the store's.
     pull_reply, pull_request = value_bytes + COUNTER_BYTES, bytes(size * 8)
     push_request = bytes(size * (8 + 4) + value_bytes)
@@ -102,8 +108,7 @@ def _measure(
             "keys_per_call": size,
             "dim": options.dim,
             "rows": options.rows,
-            "wire": wire,
-            "transport": transport,
+            **told,
             "threads": options.threads,
             "shards": 1,
             "local_rate": rates[f"{workload}_local"],

@@ -32,6 +32,7 @@ class Options(BenchOptions):
     """batches: a round's, rounded up to whole work units.   rounds: turns of each side, after one to warm up.
 
     shards: processes that hold the rows (0: the training process itself).   wire: how rows and gradients travel.
+    shared_memory: through memory that worker and shards map; if not, all bytes go through Unix sockets.
     pipeline_depth: None measures 0 (synchronous) and 1, whose rows lag one batch behind: faster, and less exact.
     ids: of the largest feature; all 26 together have about 2.7 times as many.   data: folder to keep the click log in.
     """
@@ -47,6 +48,7 @@ class Options(BenchOptions):
     table_threads: int = Field(default=2, ge=1)
     shards: int = Field(default=0, ge=0)
     wire: WireDtype = "float32"
+    shared_memory: bool = True
     data: Path | None = None
 
 
@@ -97,6 +99,7 @@ def run(options: Options) -> Iterator[Measurement]:
                 "pipeline_depth": depth,
                 "shards": options.shards,
                 "wire": options.wire if options.shards else None,
+                "shared_memory": options.shared_memory if options.shards else None,
                 "rows": rows[depth],
                 "threads": torch.get_num_threads(),
                 "table_threads": options.table_threads,

@@ -57,6 +57,7 @@ class ClusterStoreConfig(_Store):
     connect_seconds, call_seconds: how long the first answer, and any call with its retries, may take.
     wire_dtype: floats on the wire.
     compression: of large messages.
+    shared_memory: large arrays go to shards on this machine through memory that both map, not through the socket.
     """
 
     kind: Literal["cluster"] = "cluster"
@@ -75,6 +76,7 @@ class ClusterStoreConfig(_Store):
     call_seconds: float = Field(default=120.0, gt=0)
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     compression: Literal["none", "zstd"] = "none"
+    shared_memory: bool = True
 
     @model_validator(mode="after")
     def _check(self) -> ClusterStoreConfig:

@@ -59,6 +59,7 @@ def _connected(
         security=security,
         wire=WireFormat(config.wire_dtype, config.compression),
         patience=Patience(call_seconds=config.call_seconds, connect_seconds=config.connect_seconds),
+        shared_memory=config.shared_memory,
     )
     try:
         yield store

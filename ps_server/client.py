@@ -22,16 +22,22 @@ def connect(
     patience: Patience | None = None,
     guard: GuardOptions | None = None,
     clock: Callable[[], int] = lambda: 0,
+    shared_memory: bool = True,
 ) -> RemoteStore:
     """The store of the cluster that answers at one of the addresses (`host:port` or `unix:/path`, or a list, or text
     with commas); the other shards are found by its tablet map.
 
     cluster: refuse any other cluster than this one.   clock: seconds, stored as `touched_at` by `assign`.
+    shared_memory: with shards on this machine, large arrays go through memory that both map (Linux).
     Raises: StoreUnavailableError if nobody answers in time; WrongPeerError if the wrong one does; AccessDeniedError."""
     listed = addresses.split(",") if isinstance(addresses, str) else list(addresses)
     checked = [check_address(address.strip()) for address in listed]
     links = ClusterLinks(
-        checked, cluster=cluster, security=security or ClientSecurity(), patience=patience or Patience()
+        checked,
+        cluster=cluster,
+        security=security or ClientSecurity(),
+        patience=patience or Patience(),
+        shares_memory=shared_memory,
     )
     try:
         return RemoteStore(links, wire=wire, guard=guard, clock=clock)

@@ -20,9 +20,18 @@ class ClusterLinks:
     Thread safety: one caller at a time (the store's lane).
     """
 
-    def __init__(self, addresses: Sequence[str], *, cluster: str, security: ClientSecurity, patience: Patience) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        cluster: str,
+        security: ClientSecurity,
+        patience: Patience,
+        shares_memory: bool = True,
+    ) -> None:
         """Find the cluster at the first address that answers. cluster: its expected name, empty for any."""
         self.patience = patience
+        self._shares_memory = shares_memory
         self._security = security
         self._links: dict[int, ShardLink] = {}
         reply = self._first_answer(addresses, cluster)
@@ -39,7 +48,7 @@ class ClusterLinks:
             return link
         if link is not None:
             link.close()
-        link = ShardLink(address, self._security, self.patience, shard)
+        link = ShardLink(address, self._security, self.patience, shard, shares_memory=self._shares_memory)
         link.tablets = self.map.describe(shard)
         try:
             link.hello(self.cluster)

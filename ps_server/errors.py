@@ -45,6 +45,10 @@ class RequestTooLargeError(ValueError):
     """A request or reply is above the size limit; the message names the size, the limit and the way out."""
 
 
+class SharedMemoryGoneError(LookupError):
+    """The shard has not mapped the block a call speaks of (it was restarted, say): send the arrays themselves."""
+
+
 class StoreUnavailableError(ConnectionError):
     """A shard did not answer in time, after retries; the message names shard, peer, tablets, epoch and elapsed time."""
 

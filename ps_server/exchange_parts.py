@@ -11,6 +11,7 @@ from ..embedding.store import Exchange, Pull, Push, PushReport, Rows
 from ..embedding.table_group import TableStats, UpdateReport
 from .partition import RowLayout
 from .shard import merge_updates
+from .shard_link import ExchangeBytes
 from .tablets import TabletMask
 from .wire import NormSummary, decode_exchange_reply
 
@@ -43,9 +44,10 @@ class GatheredExchange:
         self.norms: dict[str, NormSummary] = {}
         self.wants_checkpoint = False
 
-    def add(self, part: ExchangePart, reply: bytes, tablets: TabletMask) -> None:
+    def add(self, part: ExchangePart, reply: ExchangeBytes, tablets: TabletMask) -> None:
         """Take one shard's reply in. tablets: those it owned when it was asked."""
-        answer = decode_exchange_reply(reply, part.pull, self._bits)
+        shared_reply = None if reply.block is None else reply.block.reply
+        answer = decode_exchange_reply(reply.data, part.pull, self._bits, shared_reply=shared_reply)
         if answer.exchange.report is not None:
             self._reports.append(answer.exchange.report)
             self.wants_checkpoint = self.wants_checkpoint or answer.wants_checkpoint
@@ -56,7 +58,9 @@ class GatheredExchange:
         self._pushes[tablets] = rows.pushes[tablets]
         if part.pull_positions is None:
             check_values(rows.values, self._layout.size, "row values")
-            self._values = rows.values
+            # Rows in shared memory stay there only until the next exchange.
+            is_shared = reply.block is not None and not rows.values.flags.owndata
+            self._values = rows.values.copy() if is_shared else rows.values
             return
         check_values(rows.values, self._layout.count(part.pull_positions), "row values")
         if self._values is None:

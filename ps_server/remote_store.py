@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,6 @@ from ..embedding.errors import UnknownTableError
 from ..embedding.store import Exchange, Pull, Push
 from ..embedding.table_config import TableConfig
 from ..embedding.table_group import TableKeys, TableStats, TabletSnapshot
-from . import chunks
 from . import parameter_server_pb2 as pb
 from .allocator import keep_large_buffers
 from .client_tokens import ClientTokens
@@ -35,10 +35,10 @@ from .exchange_parts import ExchangePart, GatheredExchange, Positions, check_val
 from .gradient_guard import GradientGuard, GuardOptions
 from .lane import Lane
 from .partition import RowLayout, split_keys
-from .shard_link import ShardLink
+from .shard_link import ExchangeBytes, ShardLink
 from .shard_status import ShardStatus, decode_status
 from .tablets import TabletMask
-from .wire import encode_exchange, encode_token
+from .wire import encode_token, exchange_message
 from .wire_calls import (
     decode_snapshot,
     decode_stats,
@@ -49,9 +49,10 @@ from .wire_calls import (
     encode_tables,
     parse,
 )
-from .wire_values import WireFormat
+from .wire_values import WireFormat, storage_dtype
 
 _log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
 
 
 class RemoteStore:
@@ -391,15 +392,18 @@ class RemoteStore:
             parts.append(ExchangePart(shard, own_push, tablets, push_at, own_pull, pull_at))
         return parts
 
-    def _send(self, link: ShardLink, part: ExchangePart, norms: dict[str, float] | None) -> bytes:
-        data = encode_exchange(link.header, part.push, part.pull, self._wire, tablets=part.tablets, norms=norms)
+    def _send(self, link: ShardLink, part: ExchangePart, norms: dict[str, float] | None) -> ExchangeBytes:
+        small, arrays = exchange_message(
+            link.header, part.push, part.pull, self._wire, tablets=part.tablets, norms=norms
+        )
         reply = 0
         if part.pull is not None:
             counts = np.diff(part.pull.keys.splits).tolist()
-            reply = 4 * sum(n * self._widths[table] for n, table in zip(counts, part.pull.keys.tables, strict=True))
-        return link.call("Exchange", data, large_reply=reply > chunks.LARGE_BYTES - chunks.CHUNK_BYTES)
+            values = sum(n * self._widths[table] for n, table in zip(counts, part.pull.keys.tables, strict=True))
+            reply = values * storage_dtype(self._wire.dtype).itemsize
+        return link.exchange(small, arrays, reply, compressed=self._wire.compression != "none")
 
-    def _side_by_side(self, calls: Sequence[Callable[[], bytes]]) -> list[bytes | WrongShardError]:
+    def _side_by_side(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer | WrongShardError]:
         """Replies of calls to several shards, made at once, in order; a call to the wrong shard gives its error.
 
         Every call is resolved before another error is raised: no call of an older step is ever left on its way."""
@@ -409,7 +413,7 @@ class RemoteStore:
             self._pool = ThreadPoolExecutor(self._links.map.shards, thread_name_prefix="shard")
         others = [self._pool.submit(_answer_of, call) for call in calls[1:]]
         failure: Exception | None = None
-        answers: list[bytes | WrongShardError] = []
+        answers: list[Answer | WrongShardError] = []
         for number in range(len(calls)):
             try:
                 answers.append(_answer_of(calls[0]) if number == 0 else others[number - 1].result())
@@ -526,7 +530,7 @@ class RemoteStore:
         return self._lane
 
 
-def _answer_of(call: Callable[[], bytes]) -> bytes | WrongShardError:
+def _answer_of(call: Callable[[], Answer]) -> Answer | WrongShardError:
     try:
         return call()
     except WrongShardError as error:

@@ -131,7 +131,7 @@ class ShardServer:
 
     def start(self) -> ShardServer:
         """Listen and answer."""
-        self.address = self._bind(self.address)
+        self.address = self.service.address = self._bind(self.address)
         if self.address != self.options.spec.shards[self.options.index]:
             addresses = list(self.map.addresses)
             addresses[self.options.index] = self.address

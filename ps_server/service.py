@@ -25,6 +25,7 @@ from .mutation import AdoptMap, CompleteUnit, EnsureTables
 from .refusal import REFUSAL_KEY, refusal_of
 from .service_name import SERVICE
 from .shard_metrics import ShardMetrics
+from .shared_memory import SharedBlocks
 from .tablet_map import TabletMap
 from .wire import PROTOCOL, cluster_hash, decode_exchange, decode_token, encode_exchange_reply
 from .wire_calls import (
@@ -37,6 +38,7 @@ from .wire_calls import (
     encode_tables,
     parse,
 )
+from .wire_values import storage_dtype
 
 _log = logging.getLogger(__name__)
 Method = Callable[[bytes], bytes]
@@ -79,6 +81,9 @@ class ParameterServerService:
         self._norms = GradientNorms()
         self._widths: dict[tuple[str, ...], npt.NDArray[np.int64]] = {}
         self._free_buffers: deque[npt.NDArray[np.float32]] = deque(maxlen=KEPT_BUFFERS)
+        self.shared_blocks = SharedBlocks()
+        self.address = ""
+        """Where the shard listens, once it does."""
         self.stopping = threading.Event()
         self.failure: PushLogFailedError | None = None
         """Why the shard has to be started again from its log; `stopping` is set with it."""
@@ -98,6 +103,8 @@ class ParameterServerService:
             "BeginCheckpoint": self._begin_checkpoint,
             "CommitCheckpoint": self._commit_checkpoint,
             "Status": self._status,
+            "ShareMemory": self._share_memory,
+            "ReleaseMemory": self._release_memory,
         }
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -137,10 +144,11 @@ class ParameterServerService:
             max_message_bytes=chunks.LARGE_BYTES,
             max_request_bytes=self._max_bytes,
             durability=self._identity.durability,
+            address=self.address,
         ).SerializeToString()
 
     def _exchange(self, data: bytes) -> bytes:
-        call = decode_exchange(data, self._shard.tablet_bits, self._max_bytes)
+        call = decode_exchange(data, self._shard.tablet_bits, self._max_bytes, self.shared_blocks.fields)
         self._check(call.header)
         report = None
         if call.push is not None:
@@ -155,11 +163,15 @@ class ParameterServerService:
             return encode_exchange_reply(
                 Exchange(report, None), call.rows_format, norms, wants_checkpoint=wants_checkpoint
             )
-        with self._row_buffer(call.pull.keys) as buffer:
+        room = None
+        if call.shared is not None:
+            size = self._value_count(call.pull.keys) * storage_dtype(call.rows_format.dtype).itemsize
+            room = self.shared_blocks.reply_room(call.shared, size)
+        with self._row_buffer(call.pull.keys, room if call.rows_format.dtype == "float32" else None) as buffer:
             rows = self._shard.read(call.pull, buffer)
             self._metrics.count_pull(len(call.pull.keys.keys))
             return encode_exchange_reply(
-                Exchange(report, rows), call.rows_format, norms, wants_checkpoint=wants_checkpoint
+                Exchange(report, rows), call.rows_format, norms, wants_checkpoint=wants_checkpoint, room=room
             )
 
     def _ensure_tables(self, data: bytes) -> bytes:
@@ -235,6 +247,16 @@ class ParameterServerService:
         self._durable.apply(CompleteUnit(request.unit))
         return _count(1)
 
+    def _share_memory(self, data: bytes) -> bytes:
+        request = parse(data, pb.ShareMemoryRequest())
+        self._check(request.header)
+        return _count(int(self.shared_blocks.add(request)))
+
+    def _release_memory(self, data: bytes) -> bytes:
+        request = parse(data, pb.ReleaseMemoryRequest())
+        self._check(request.header)
+        return _count(int(self.shared_blocks.remove(request.block)))
+
     def _begin_checkpoint(self, data: bytes) -> bytes:
         request = parse(data, pb.BeginCheckpointRequest())
         self._check(request.header)
@@ -288,8 +310,12 @@ class ParameterServerService:
         return int((keys.splits[1:] - keys.splits[:-1]) @ widths)
 
     @contextmanager
-    def _row_buffer(self, keys: TableKeys) -> Iterator[npt.NDArray[np.float32]]:
-        """Room for the rows of `keys`. The buffer used last is taken first: it is still in the processor's cache."""
+    def _row_buffer(self, keys: TableKeys, room: npt.NDArray[np.uint8] | None) -> Iterator[npt.NDArray[np.float32]]:
+        """Room for the rows of `keys`: the one given, or a buffer of the service's own. The buffer used last is taken
+        first: it is still in the processor's cache."""
+        if room is not None:
+            yield room.view(np.float32)
+            return
         size = self._value_count(keys)
         if size * 4 > self._max_bytes:
             raise RequestTooLargeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable
@@ -10,20 +11,33 @@ from importlib.metadata import version
 from typing import Any
 
 import grpc
+import numpy as np
 
 from . import chunks
 from . import parameter_server_pb2 as pb
 from .channel_options import client_options
-from .errors import AccessDeniedError, StoreUnavailableError, WireFormatError, WrongPeerError
+from .cluster_spec import is_local
+from .errors import (
+    AccessDeniedError,
+    SharedMemoryGoneError,
+    StoreUnavailableError,
+    WireFormatError,
+    WrongPeerError,
+)
+from .message_fields import Packed, join_message
 from .refusal import error_of
 from .security import ClientSecurity, tls_failure
 from .service_name import SERVICE
+from .shared_memory import IS_POSSIBLE, ClientBlock
 from .wire import PROTOCOL, cluster_hash
 from .wire_calls import parse
 
 _Code = grpc.StatusCode
 _TRANSIENT = {_Code.UNAVAILABLE, _Code.DEADLINE_EXCEEDED, _Code.CANCELLED, _Code.ABORTED}
 FIRST_BACKOFF_SECONDS, MOST_BACKOFF_SECONDS = 0.05, 2.0
+CLOSE_SECONDS = 0.5
+SHARED_BYTES = 64 << 10
+"""Exchanges of fewer bytes are as fast in one message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +55,30 @@ class Patience:
     seconds_per_megabyte: float = 0.25
 
 
+@dataclass(frozen=True, slots=True)
+class ExchangeBytes:
+    """A shard's answer to an exchange. block: where its rows lie, valid until the link's next exchange; None: in it."""
+
+    data: bytes
+    block: ClientBlock | None = None
+
+
 class ShardLink:
     """A client's channel to one shard.
 
-    Thread safety: any thread; the store's lane keeps data calls in order.
+    Thread safety: any thread; the store's lane keeps data calls in order. `exchange` is the lane's alone.
     """
 
-    def __init__(self, address: str, security: ClientSecurity, patience: Patience, index: int | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        security: ClientSecurity,
+        patience: Patience,
+        index: int | None = None,
+        *,
+        shares_memory: bool = False,
+    ) -> None:
+        """shares_memory: let the arrays of large exchanges lie in memory that a shard on this machine maps too."""
         self.address = address
         self.patience = patience
         self.index = index
@@ -57,6 +88,10 @@ class ShardLink:
         self._calls: dict[str, Callable[..., Any]] = {}
         self._chunked: Any = self._channel.stream_stream(f"/{SERVICE}/Chunked")
         self.header = pb.CallHeader()
+        self._wants_block = shares_memory and IS_POSSIBLE and is_local(address)
+        self._shares_memory = False
+        self._block: ClientBlock | None = None
+        self._given_up: list[int] = []
 
     @property
     def name(self) -> str:
@@ -93,7 +128,78 @@ class ShardLink:
             epoch=reply.map.epoch,
             incarnation=reply.incarnation,
         )
+        # A proxy may repeat a call when the block holds the next one already.
+        self._shares_memory = self._wants_block and reply.address == self.address
         return reply
+
+    def exchange(
+        self, small: pb.ExchangeRequest, arrays: list[tuple[int, Packed]], reply_bytes: int, *, compressed: bool
+    ) -> ExchangeBytes:
+        """The answer to an exchange; `reply_bytes`: of its rows. Raises: as `call`."""
+        begin = time.monotonic()
+        size = reply_bytes + sum(array.nbytes if isinstance(array, np.ndarray) else len(array) for _, array in arrays)
+        if self._shares_memory and not compressed and size >= SHARED_BYTES:
+            answer = self._exchange_in_memory(small, arrays, reply_bytes)
+            if answer is not None:
+                return answer
+            small.ClearField("shared")
+        large_reply = reply_bytes > chunks.LARGE_BYTES - chunks.CHUNK_BYTES
+        left = max(self.patience.call_seconds - (time.monotonic() - begin), 0.0)
+        return ExchangeBytes(self.call("Exchange", join_message(small, arrays), left, large_reply=large_reply))
+
+    def _exchange_in_memory(
+        self, small: pb.ExchangeRequest, arrays: list[tuple[int, Packed]], reply_bytes: int
+    ) -> ExchangeBytes | None:
+        """The answer to the first try; None where it has to be made again with the arrays in the message."""
+        block = self._ready_block()
+        placed = None if block is None else block.place(arrays, reply_bytes)
+        if block is None or placed is None:
+            return None
+        small.shared.CopyFrom(placed)
+        try:
+            timeout = min(self.patience.attempt_seconds, self.patience.call_seconds)
+            return ExchangeBytes(self._try("Exchange", small.SerializeToString(), timeout), block)
+        except grpc.RpcError as error:
+            refusal = self._refusal(error)
+            if refusal is not None and not isinstance(refusal, SharedMemoryGoneError):
+                raise refusal from None
+            self._give_up_block()
+            return None
+        except BaseException:
+            # The shard may still be at it.
+            self._give_up_block()
+            raise
+
+    def _ready_block(self) -> ClientBlock | None:
+        """A block that the shard has mapped, None where it cannot."""
+        if self._block is not None:
+            return self._block
+        block = ClientBlock()
+        try:
+            while self._given_up:
+                request = pb.ReleaseMemoryRequest(header=self.header, block=self._given_up[-1])
+                self._try("ReleaseMemory", request.SerializeToString(), self.patience.attempt_seconds)
+                self._given_up.pop()
+            reply = self._try(
+                "ShareMemory", block.request(self.header).SerializeToString(), self.patience.attempt_seconds
+            )
+        except grpc.RpcError as error:
+            # What is wrong with the shard, the exchange itself will tell; it goes without shared memory.
+            self._shares_memory = error.code() in _TRANSIENT
+            block.close()
+            return None
+        if parse(reply, pb.Count()).count:
+            self._block = block
+            return block
+        block.close()
+        self._shares_memory = self._wants_block = False
+        return None
+
+    def _give_up_block(self) -> None:
+        if self._block is not None:
+            self._given_up.append(self._block.number)
+            self._block.close()
+            self._block = None
 
     def call(self, method: str, data: bytes, seconds: float | None = None, *, large_reply: bool = False) -> bytes:
         """The reply to one call, tried until `seconds` are over; its bytes, and so its token, stay the same.
@@ -157,7 +263,12 @@ class ShardLink:
         return " (so does a server that expects TLS, or a client certificate that it knows)"
 
     def close(self) -> None:
-        """Close the channel."""
+        """Close the channel, and let the shard unmap the shared memory."""
+        self._give_up_block()
+        for number in self._given_up:
+            request = pb.ReleaseMemoryRequest(header=self.header, block=number)
+            with contextlib.suppress(grpc.RpcError):
+                self._try("ReleaseMemory", request.SerializeToString(), CLOSE_SECONDS)
         self._channel.close()
 
 

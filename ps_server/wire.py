@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -60,7 +60,10 @@ class NormSummary:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeCall:
-    """A decoded exchange. tablets: the tablets the push speaks for, None for all of the shard's."""
+    """A decoded exchange.
+
+    tablets: the tablets the push speaks for, None for all of the shard's.   shared: where its arrays lie, if elsewhere.
+    """
 
     header: pb.CallHeader
     push: Push | None
@@ -68,6 +71,7 @@ class ExchangeCall:
     tablets: TabletMask | None
     rows_format: WireFormat
     norms: dict[str, float] = field(default_factory=dict)
+    shared: pb.SharedArrays | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ def cluster_hash(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
 
 
-def encode_exchange(
+def exchange_message(
     header: pb.CallHeader,
     push: Push | None,
     pull: Pull | None,
@@ -92,8 +96,9 @@ def encode_exchange(
     *,
     tablets: TabletMask | None = None,
     norms: dict[str, float] | None = None,
-) -> bytes:
-    """One data call. tablets: those the push speaks for (None: all of the shard's)."""
+) -> tuple[pb.ExchangeRequest, list[tuple[int, Packed]]]:
+    """One data call: its small part, and its arrays by field number. tablets: those the push speaks for (None: all of
+    the shard's)."""
     small = pb.ExchangeRequest(header=header, compression=wire.compression.upper())
     arrays: list[tuple[int, Packed]] = []
 
@@ -134,13 +139,37 @@ def encode_exchange(
             )
         )
         add(_PULL_KEYS, pull.keys.keys)
-    return join_message(small, arrays)
+    return small, arrays
 
 
-def decode_exchange(data: bytes, tablet_bits: int, max_bytes: int = 1 << 31) -> ExchangeCall:
-    """The data call in `data`; max_bytes bounds what its arrays may grow to when decompressed."""
+def encode_exchange(
+    header: pb.CallHeader,
+    push: Push | None,
+    pull: Pull | None,
+    wire: WireFormat,
+    *,
+    tablets: TabletMask | None = None,
+    norms: dict[str, float] | None = None,
+) -> bytes:
+    """One data call as one message; see `exchange_message`."""
+    return join_message(*exchange_message(header, push, pull, wire, tablets=tablets, norms=norms))
+
+
+def decode_exchange(
+    data: bytes,
+    tablet_bits: int,
+    max_bytes: int = 1 << 31,
+    shared_fields: Callable[[pb.SharedArrays], Fields] | None = None,
+) -> ExchangeCall:
+    """The data call in `data`; max_bytes bounds what its arrays may grow to when decompressed.
+
+    shared_fields: gives the arrays that lie in shared memory."""
     small, fields = split_message(data, pb.ExchangeRequest())
     compression = _choice(_COMPRESSIONS, small.compression, "compression")
+    if small.HasField("shared"):
+        if shared_fields is None or compression != "none":
+            raise WireFormatError("expected arrays in the message, got shared memory")
+        fields = {**fields, **shared_fields(small.shared)}
     if compression != "none":
         fields = {
             number: view if number == _PUSH_TABLETS else decompress(view, compression, max_bytes)
@@ -180,7 +209,8 @@ def decode_exchange(data: bytes, tablet_bits: int, max_bytes: int = 1 << 31) -> 
         keys = decode_keys(small.pull.tables, fields, _PULL_KEYS, "pull_keys")
         pull = Pull(keys, _choice(_ABSENT, small.pull.absent, "pull.absent"))
         rows_dtype = _choice(_DTYPES, small.pull.dtype, "pull.dtype")
-    return ExchangeCall(small.header, push, pull, tablets, WireFormat(rows_dtype, compression), norms)
+    shared = small.shared if small.HasField("shared") else None
+    return ExchangeCall(small.header, push, pull, tablets, WireFormat(rows_dtype, compression), norms, shared)
 
 
 def encode_exchange_reply(
@@ -189,8 +219,11 @@ def encode_exchange_reply(
     norms: dict[str, NormSummary] | None = None,
     *,
     wants_checkpoint: bool = False,
+    room: npt.NDArray[np.uint8] | None = None,
 ) -> bytes:
-    """The answer to one data call."""
+    """The answer to one data call.
+
+    room: shared memory for the rows, as many bytes as they have on the wire; they may lie in it already."""
     small = pb.ExchangeReply(dtype=wire.dtype.upper(), compression=wire.compression.upper())
     if exchange.report is not None:
         small.report.CopyFrom(_encode_report(exchange.report))
@@ -200,19 +233,30 @@ def encode_exchange_reply(
     if exchange.rows is None:
         return small.SerializeToString()
     values = pack_values(exchange.rows.values, wire.dtype)
-    arrays = [
-        (_VALUES, compress(values, wire.compression)),
-        (_PUSHES, compress(exchange.rows.pushes, wire.compression)),
-    ]
+    arrays = [(_PUSHES, compress(exchange.rows.pushes, wire.compression))]
+    if room is None:
+        arrays.insert(0, (_VALUES, compress(values, wire.compression)))
+    else:
+        small.shared_bytes = len(room)
+        if not np.may_share_memory(room, values):
+            room[:] = values.view(np.uint8)
     return join_message(small, arrays)
 
 
-def decode_exchange_reply(data: bytes, pull: Pull | None, tablet_bits: int, max_bytes: int = 1 << 31) -> ExchangeAnswer:
-    """What a shard answered; `pull` is the one that was sent."""
+def decode_exchange_reply(
+    data: bytes,
+    pull: Pull | None,
+    tablet_bits: int,
+    max_bytes: int = 1 << 31,
+    shared_reply: Callable[[int], memoryview] | None = None,
+) -> ExchangeAnswer:
+    """What a shard answered; `pull` is the one that was sent. shared_reply: gives rows that lie in shared memory."""
     small, fields = split_message(data, pb.ExchangeReply())
     compression = _choice(_COMPRESSIONS, small.compression, "compression")
     if compression != "none":
         fields = {number: decompress(view, compression, max_bytes) for number, view in fields.items()}
+    if small.shared_bytes and shared_reply is not None:
+        fields = {**fields, _VALUES: shared_reply(small.shared_bytes)}
     rows = None
     if pull is not None:
         dtype = _choice(_DTYPES, small.dtype, "dtype")
