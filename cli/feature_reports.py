@@ -13,11 +13,9 @@ from ..feature_map import FeatureBatch, FeatureMap
 from ..feature_map.grouping import group_features
 from ..feature_map.learned_statistics import learn_statistics
 from ..feature_map.profile_picture import draw_profile
-from ..models.feature_importance import feature_importance
 from .console import note
 from .data_config import evaluation_log, other_log, train_log
 from .errors import UsageError
-from .evaluation import open_trained
 from .importance_file import load_importance
 from .run_config import load_run_config
 
@@ -115,6 +113,10 @@ def rank_features(source: Path, data: Sequence[str], rows: int) -> list[dict[str
     """Features of a trained model, most important first, measured on at most `rows` rows.
 
     Raises: UsageError where neither `data` nor the configuration names rows."""
+    # Both load torch, which a profile can do without.
+    from ..models.feature_importance import feature_importance
+    from .evaluation import open_trained
+
     with open_trained(source) as assembly:
         features = assembly.features
         log = other_log(assembly.config.data, data) if data else evaluation_log(assembly.config.data, features.columns)

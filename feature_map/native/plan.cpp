@@ -15,6 +15,7 @@ namespace embershard {
 namespace {
 
 constexpr int64_t kBlockRows = 4096;  // scratch of a block stays in the second-level cache
+constexpr int64_t kMaxCombinations = 1 << 20;  // of one row in one cross
 
 // The plan's columns in one chunk; the first row of the chunk in the batch.
 struct ChunkView {
@@ -246,9 +247,23 @@ class Encoder {
     bags_.is_scalar = false;
     bags_.is_weighted = is_weighted;
     for (int64_t row = 0; row < count; ++row) {
+      check_combinations(feature, row, chunk.first_row + start + row);
       combine(feature, row, 0, feature.salt, 1.0F);
       bags_.ends.push_back(bags_.h.size());
     }
+  }
+
+  // Two long lists in one row would fill the memory before anybody sees why.
+  void check_combinations(const FeaturePlan& feature, int64_t row, int64_t row_of_all) const {
+    double combinations = 1.0;
+    for (size_t p = 0; p < feature.parts.size(); ++p)
+      combinations *= static_cast<double>(part_bags_[p].end_of(row) - part_bags_[p].begin_of(row));
+    if (combinations <= static_cast<double>(kMaxCombinations)) return;
+    const std::string& name = parts_.columns[feature.parts[0].column];
+    throw Fault{FaultKind::value, in_column(name, "expected at most " + std::to_string(kMaxCombinations) +
+                                                      " combinations of a row's values in a cross, got " +
+                                                      std::to_string(static_cast<int64_t>(std::min(combinations, 1e18))) +
+                                                      " (row " + std::to_string(row_of_all) + ")")};
   }
 
   void combine(const FeaturePlan& feature, int64_t row, size_t part, uint64_t key, float weight) {

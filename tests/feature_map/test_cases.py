@@ -14,6 +14,7 @@ import pytest
 from embershard.feature_map import (
     Categorical,
     ColumnTypeError,
+    Cross,
     FeatureMap,
     Label,
     LabelError,
@@ -232,3 +233,14 @@ def test_labels_from_other_values() -> None:
     assert features.labels == ("rating", "income", "y")
     assert features.encode(table.drop(["y"])).label is None
     assert features.without_label().encode(table).label is None
+
+
+def test_a_cross_of_two_long_lists_is_refused_before_it_fills_the_memory() -> None:
+    parts = [Categorical("a", is_list=True), Categorical("b", is_list=True)]
+    features = FeatureMap([*parts, Cross("x", of=("a", "b"))])
+    fits = features.encode(pa.table({"a": [[1], list(range(1024))], "b": [[1], list(range(1024))]}))
+    assert len(fits.keys_of("x")) == 1 + 1024 * 1024
+    with pytest.raises(
+        ValueEncodeError, match=r"column 'a': expected at most 1048576 combinations.*got 1049600 \(row 1\)"
+    ):
+        features.encode(pa.table({"a": [[1], list(range(1025))], "b": [[1], list(range(1024))]}))

@@ -12,7 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from embershard.feature_map import Bucketize, Categorical, Cross, FeatureMap, Numeric
-from embershard.feature_map.feature_profile import profile_features, ranking_auc, row_bytes, suggested_dim
+from embershard.feature_map.feature_profile import (
+    FeatureProfile,
+    profile_features,
+    ranking_auc,
+    row_bytes,
+    suggested_dim,
+)
 from embershard.feature_map.grouping import group_features
 from embershard.feature_map.key_counts import DistinctSketch, KeyCounts, binary_entropy_bits
 
@@ -208,3 +214,25 @@ def test_criteo_profile_takes_seconds(tmp_path: Path) -> None:
     assert profile.rows == 45_840
     assert profile.click_rate == pytest.approx(0.2566, abs=1e-4)
     assert {p.name: p.distinct for p in profile.categorical}["C9"] == 3
+
+
+def test_no_title_or_name_of_the_picture_lies_over_another_or_outside() -> None:
+    figures = pytest.importorskip("matplotlib.backends.backend_agg")
+    from matplotlib.axes import Axes
+
+    from embershard.feature_map.profile_picture import profile_figure
+
+    profile = profile_features(features(), [clicks()])
+    for numbers in (profile.numeric, ()):
+        figure = profile_figure(FeatureProfile(profile.rows, profile.click_rate, profile.categorical, numbers))
+        canvas = figures.FigureCanvasAgg(figure)
+        canvas.draw()
+        boxes = []
+        for axes in figure.findobj(Axes):
+            shown = [axes._left_title, *axes.get_yticklabels()] if axes.get_yticks().size else [axes._left_title]
+            boxes += [text.get_window_extent() for text in shown if text.get_text() and text.get_visible()]
+        assert len(boxes) > len(profile.categorical)
+        for place, box in enumerate(boxes):
+            assert box.x0 >= 0
+            assert box.x1 <= canvas.get_width_height()[0]
+            assert not any(box.overlaps(other) for other in boxes[place + 1 :])
