@@ -116,7 +116,7 @@ def _draw_values(figure: Any, axes: Any, profiles: list[CategoricalProfile], cli
     axes.set_xlim(0, 1)
     _frame(axes, "the most frequent values, share of occurrences")
     if click_rate:
-        bar = figure.colorbar(ScalarMappable(limits, colors), ax=axes, location="right", fraction=0.03, pad=0.01, aspect=12)
+        bar = figure.colorbar(ScalarMappable(limits, colors), ax=axes, fraction=0.03, pad=0.01, aspect=12)
         bar.set_ticks([-1, 0, 1], labels=[f"½ × {click_rate:.1%}", f"{click_rate:.1%} click", f"2 × {click_rate:.1%}"])
         bar.ax.tick_params(labelsize=7, colors=_FAINT)
         bar.outline.set_visible(False)
