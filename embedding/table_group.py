@@ -114,7 +114,11 @@ class TableRows:
 
 @dataclass(frozen=True, slots=True)
 class AppliedMemory:
-    """Last batch applied per unit in one tablet: unit (u,) uint64, lease (u,) uint64, batch (u,) int64."""
+    """Last batch applied per unit in one tablet: unit (u,) uint64, lease (u,) uint64, batch (u,) int64.
+
+    A batch below −1 is one that was refused as stale and has not come again: −2 − batch. A unit has the first and the
+    last of these beside its applied one.
+    """
 
     unit: npt.NDArray[np.uint64]
     lease: npt.NDArray[np.uint64]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..embedding.store import Exchange, Pull, Push, PushReport, PushToken, Rows
-from ..embedding.table_config import TableConfig
+from ..embedding.table_config import TableConfig, unknown_table
 from ..embedding.table_group import (
     TableGroup,
     TableKeys,
@@ -110,6 +110,7 @@ class Shard:
         self._calls = 0
         self._pulled_keys = np.zeros(count, np.int64)
         self._pushed_keys = np.zeros(count, np.int64)
+        self._writable: set[tuple[str, ...]] = set()
 
     # --- what the shard is --------------------------------------------------------------------------------------------
 
@@ -184,9 +185,11 @@ class Shard:
 
         tablets: the tablets this push speaks for (None: all that are owned). A tablet that it covers counts the
         batch as applied even if no key lies in it.
-        Raises: WrongShardError; ValueError for keys outside `tablets` or a push without a token."""
+        Raises: WrongShardError; ValueError for keys outside `tablets`, a push without a token, or one to a table of
+        unknown rows."""
         if push.token is None:
             raise ValueError("expected a push with a token, got None; the store names it before the shard sees it")
+        self._check_writable(push.keys.tables)
         covered = self._covered(push.keys, tablets)
         verdict = self._memory.judge(push.token, covered, recomputed=push.recomputed)
         fresh, late, stale = verdict.fresh, self._none, verdict.waiting
@@ -244,7 +247,10 @@ class Shard:
         now: int,
         tablets: TabletMask | None = None,
     ) -> AssignRows | None:
-        """The mutation that sets the rows, or None where every tablet had the token already."""
+        """The mutation that sets the rows, or None where every tablet had the token already.
+
+        Raises: as `decide`."""
+        self._check_writable(keys.tables)
         fresh = self._fresh(token, keys, tablets)
         return AssignRows(token, keys, weights, state, if_absent, now, fresh) if fresh.any() else None
 
@@ -356,7 +362,20 @@ class Shard:
         self._memory.remember(push.token, push.tablets | push.late if late else push.tablets)
         return report
 
+    def _check_writable(self, tables: tuple[str, ...]) -> None:
+        if tables in self._writable:
+            return
+        owners = {unknown_table(table).name: table.name for table in self.tables() if table.unseen == "unknown_row"}
+        for table in tables:
+            if table in owners:
+                raise ValueError(
+                    f"expected a table with rows of its own, got {table!r}: it holds the unknown rows of table "
+                    f"{owners[table]!r} and is trained by the keys of that one"
+                )
+        self._writable.add(tables)
+
     def _ensure_tables(self, tables: Sequence[TableConfig]) -> None:
+        self._writable.clear()
         known = {table.name for table in self._tables.tables()}
         # Tables that exist are checked first, so that a conflict leaves no half of the list behind.
         for table in sorted(tables, key=lambda table: table.name not in known):

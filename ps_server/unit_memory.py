@@ -14,6 +14,8 @@ from .client_tokens import is_client_token
 from .tablets import TabletMask
 
 NO_BATCH = -1
+FIRST_AWAITED = -2
+"""A batch b that is awaited again stands in a tablet's memory as FIRST_AWAITED − b."""
 CLIENTS_REMEMBERED = 4096
 COMPLETED_REMEMBERED = 1 << 16
 
@@ -115,22 +117,35 @@ class UnitMemory:
         self._units = {name: unit for name, unit in self._units.items() if int(unit.lease.max()) >= lease}
 
     def export_tablet(self, tablet: int) -> AppliedMemory:
-        """What one tablet remembers, ascending by unit."""
-        entries = sorted(
-            (name, int(unit.lease[tablet]), int(unit.batch[tablet]))
-            for units in (self._units, self._clients)
-            for name, unit in units.items()
-            if unit.batch[tablet] != NO_BATCH
-        )
-        units, leases, batches = zip(*entries, strict=True) if entries else ((), (), ())
-        return AppliedMemory(np.array(units, np.uint64), np.array(leases, np.uint64), np.array(batches, np.int64))
+        """What one tablet remembers, ascending by unit; what it waits for as `AppliedMemory` says."""
+        entries: list[tuple[int, int, int]] = []
+        for units in (self._units, self._clients):
+            for name, unit in units.items():
+                lease = int(unit.lease[tablet])
+                if unit.batch[tablet] != NO_BATCH:
+                    entries.append((name, lease, int(unit.batch[tablet])))
+                if unit.refused[tablet] != NO_BATCH:
+                    awaited = {int(unit.refused[tablet]), int(unit.last_refused[tablet])}
+                    entries += [(name, lease, FIRST_AWAITED - batch) for batch in awaited]
+        entries.sort()
+        columns = zip(*entries, strict=True) if entries else ((), (), ())
+        leading, leases, batches = columns
+        return AppliedMemory(np.array(leading, np.uint64), np.array(leases, np.uint64), np.array(batches, np.int64))
 
     def import_tablet(self, tablet: int, memory: AppliedMemory) -> None:
         """Replace what one tablet remembers."""
         self.drop_tablet(tablet)
         for unit, lease, batch in zip(memory.unit.tolist(), memory.lease.tolist(), memory.batch.tolist(), strict=True):
-            entry = self._find_or_add(PushToken(unit, lease, batch))
-            entry.lease[tablet], entry.batch[tablet] = lease, batch
+            entry = self._find_or_add(PushToken(unit, lease, max(batch, 0)))
+            entry.lease[tablet] = lease
+            if batch > FIRST_AWAITED:
+                entry.batch[tablet] = batch
+                continue
+            awaited = FIRST_AWAITED - batch
+            first = entry.refused[tablet]
+            entry.refused[tablet] = awaited if first == NO_BATCH else min(first, awaited)
+            entry.last_refused[tablet] = max(entry.last_refused[tablet], awaited)
+            entry.has_refused = True
 
     def drop_tablet(self, tablet: int) -> None:
         """Forget what one tablet remembers."""
@@ -139,6 +154,7 @@ class UnitMemory:
                 unit = units[name]
                 unit.lease[tablet] = 0
                 unit.batch[tablet] = unit.refused[tablet] = unit.last_refused[tablet] = NO_BATCH
+                unit.has_refused = bool((unit.refused >= 0).any())
                 if not (unit.batch >= 0).any() and not unit.has_refused:
                     del units[name]
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embershard.embedding.store import Pull, Push, PushToken
-from embershard.embedding.table_config import ColumnBlock, TableConfig
+from embershard.embedding.table_config import ColumnBlock, MinCount, TableConfig, unknown_table
 from embershard.embedding.table_group import TableKeys
 from embershard.ps_server.client_tokens import ClientTokens
 from embershard.ps_server.errors import GenerationError, WrongShardError
@@ -218,6 +218,47 @@ def test_tablet_moves_with_its_applied_memory():
     assert carry_out(receiver, push(7, 2, 5, one)).applied == 1
     assert receiver.read(Pull(one)).values.tolist() == [-2.0]
     assert same_snapshot(donor.snapshot(0), donor.snapshot(0))
+
+
+def test_tablet_that_moves_between_refusal_and_second_try_still_waits_for_it():
+    limit = StalenessLimit(1, 0.5)
+    donor, receiver = make_shard(staleness=limit), make_shard(owned=mask(), staleness=limit)
+    pulled = donor.read(Pull(KEYS)).pushes
+    one = TableKeys.of("user", KEYS.keys[1:2])
+    for batch in range(2):
+        carry_out(donor, push(1, 1, batch, one), mask(1))
+    for batch in range(3):
+        assert carry_out(donor, push(7, 1, batch, one, seen_pushes=pulled), mask(1)).stale == 1
+    snapshot = donor.snapshot(1)
+    receiver.apply(ImportTablet(snapshot))
+    assert same_snapshot(receiver.snapshot(1), snapshot)
+    assert carry_out(receiver, push(7, 1, 3, one), mask(1)).stale == 1, "it must not overtake batches 0 to 2"
+    for batch in range(3):
+        assert carry_out(receiver, push(7, 1, batch, one, recomputed=True), mask(1)).applied == 1
+        waiting = carry_out(receiver, push(7, 1, 4, one), mask(1)).stale
+        assert waiting == 1, f"batches {batch + 1} to 4 have not come again"
+    for batch in (3, 4):
+        assert carry_out(receiver, push(7, 1, batch, one, recomputed=True), mask(1)).applied == 1
+    assert carry_out(receiver, push(7, 1, 5, one), mask(1)).applied == 1
+    donor.apply(DropTablet(1))
+    donor.apply(ImportTablet(receiver.snapshot(1)))
+    assert carry_out(donor, push(7, 1, 5, one), mask(1)).duplicate == 1
+
+
+def test_table_of_unknown_rows_takes_no_push_and_no_assignment():
+    shard = make_shard()
+    table = TableConfig(name="item", blocks=(ColumnBlock(dim=1),), admission=MinCount(count=2), unseen="unknown_row")
+    shard.apply(EnsureTables((table, unknown_table(table))))
+    aimed = TableKeys.of("item/unknown", KEYS.keys)
+    with pytest.raises(ValueError, match="got 'item/unknown': it holds the unknown rows of table 'item'"):
+        shard.decide(push(1, 1, 0, aimed))
+    with pytest.raises(ValueError, match="got 'item/unknown'"):
+        ones = np.ones(4, np.float32)
+        shard.decide_assign(ClientTokens().next(), aimed, ones, None, if_absent=False, now=0)
+    assert shard.read(Pull(aimed)).values.tolist() == [0.0] * 4
+    own = TableConfig(name="own/unknown", blocks=(ColumnBlock(dim=1),))
+    shard.apply(EnsureTables((own,)))
+    assert carry_out(shard, push(1, 1, 0, TableKeys.of("own/unknown", KEYS.keys))).applied == 4
 
 
 def test_assign_and_erase_under_one_token_are_carried_out_once():
