@@ -252,8 +252,8 @@ def test_table_of_unknown_rows_takes_no_push_and_no_assignment():
     aimed = TableKeys.of("item/unknown", KEYS.keys)
     with pytest.raises(ValueError, match="got 'item/unknown': it holds the unknown rows of table 'item'"):
         shard.decide(push(1, 1, 0, aimed))
+    ones = np.ones(4, np.float32)
     with pytest.raises(ValueError, match="got 'item/unknown'"):
-        ones = np.ones(4, np.float32)
         shard.decide_assign(ClientTokens().next(), aimed, ones, None, if_absent=False, now=0)
     assert shard.read(Pull(aimed)).values.tolist() == [0.0] * 4
     own = TableConfig(name="own/unknown", blocks=(ColumnBlock(dim=1),))
