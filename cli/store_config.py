@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from ..ps_server.gradient_guard import GuardOptions
+
 
 class _Store(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -16,11 +18,14 @@ class LocalStoreConfig(_Store):
     """Rows in the training process.
 
     tablet_bits: the key space is cut into 2^tablet_bits ranges.   threads: of the native tables.
+    guard:       looks at each push before it is made; see `GuardOptions`. Without it rows that are not finite are
+                 refused by the tables, and nothing else is.
     """
 
     kind: Literal["local"] = "local"
     tablet_bits: int = Field(default=8, ge=0, le=16)
     threads: int = Field(default=1, ge=1, le=256)
+    guard: GuardOptions | None = None
 
 
 class StoreSecurityConfig(_Store):
@@ -57,6 +62,7 @@ class ClusterStoreConfig(_Store):
     connect_seconds, call_seconds: how long the first answer, and any call with its retries, may take.
     wire_dtype: floats on the wire.
     compression: of large messages.
+    guard:      looks at each push before it leaves; see `GuardOptions`.
     shared_memory: large arrays go to shards on this machine through memory that both map, not through the socket.
     """
 
@@ -77,6 +83,7 @@ class ClusterStoreConfig(_Store):
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     compression: Literal["none", "zstd"] = "none"
     shared_memory: bool = True
+    guard: GuardOptions | None = None
 
     @model_validator(mode="after")
     def _check(self) -> ClusterStoreConfig:

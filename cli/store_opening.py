@@ -27,7 +27,7 @@ def opened_store(config: LocalStoreConfig | ClusterStoreConfig) -> Iterator[Embe
 
     Shards that were started live in a folder of their own, which is removed when all went well and named otherwise."""
     if isinstance(config, LocalStoreConfig):
-        with LocalStore(config.tablet_bits, config.threads) as local:
+        with LocalStore(config.tablet_bits, config.threads, guard=config.guard) as local:
             yield local
     elif config.address is not None:
         addresses, name = _running_cluster(config.address)
@@ -60,6 +60,7 @@ def _connected(
         wire=WireFormat(config.wire_dtype, config.compression),
         patience=Patience(call_seconds=config.call_seconds, connect_seconds=config.connect_seconds),
         shared_memory=config.shared_memory,
+        guard=config.guard,
     )
     try:
         yield store

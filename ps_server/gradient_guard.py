@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import platform
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,9 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..embedding.store import Push, PushReport
 from ..embedding.table_group import TableKeys, split_rows
+from .refused_rows import describe_keys, describe_token, worker_name
 from .wire import NormSummary
 
 TREND_LENGTH = 5
+NAMED_KEYS = 16
 _log = logging.getLogger(__name__)
 
 
@@ -46,10 +46,12 @@ class GuardedPush:
     norms: dict[str, float]
     held_out: dict[str, int] = field(default_factory=dict)
     clipped: tuple[str, ...] = ()
+    non_finite_keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def add_to(self, report: PushReport) -> PushReport:
         """The shard's report with what was kept back in the worker."""
-        return replace(report, held_out=self.held_out, clipped=self.clipped)
+        keys = {**report.non_finite_keys, **self.non_finite_keys}
+        return replace(report, held_out=self.held_out, clipped=self.clipped, non_finite_keys=keys)
 
 
 class GradientGuard:
@@ -62,7 +64,7 @@ class GradientGuard:
         self._options = options
         self._known: dict[str, NormSummary] = {}
         self._trend: dict[str, deque[float]] = {}
-        self._worker = f"{platform.node()}:{os.getpid()}"
+        self._worker = worker_name()
 
     def learn(self, norms: Mapping[str, NormSummary]) -> None:
         """Running norms as a shard knows them, over all workers; of several shards the one with most pushes counts."""
@@ -78,6 +80,7 @@ class GradientGuard:
         scales: dict[int, float] = {}
         norms: dict[str, float] = {}
         held_out: dict[str, int] = {}
+        refused: dict[str, tuple[int, ...]] = {}
         for index, (table, rows) in enumerate(zip(push.keys.tables, tables, strict=True)):
             if rows.size == 0:
                 continue
@@ -89,7 +92,9 @@ class GradientGuard:
                 if not finite.all():
                     keep[index] = finite
                     held_out[table] = int(len(rows) - finite.sum())
-                    self._report(table, f"{held_out[table]} rows are not finite; held out")
+                    refused[table] = tuple(push.keys.keys_of(index)[~finite][:NAMED_KEYS].tolist())
+                    named = describe_keys(refused[table], held_out[table])
+                    self._report(table, push, f"{held_out[table]} rows are not finite; held out: keys {named}")
                 kept = rows[finite].astype(np.float64)
                 square, count = float(np.sum(kept * kept)), int(finite.sum())
             else:
@@ -103,15 +108,15 @@ class GradientGuard:
                 norms[table] = norm
             elif self._options.action == "clip":
                 scales[index] = limit / norm
-                self._report(table, f"{self._beyond(table, norm)}; clipped to {limit:.3g}")
+                self._report(table, push, f"{self._beyond(table, norm)}; clipped to {limit:.3g}")
             else:
                 keep[index] = np.zeros(len(rows), np.bool_)
                 held_out[table] = len(rows)
-                self._report(table, f"{self._beyond(table, norm)}; {len(rows)} rows held out")
+                self._report(table, push, f"{self._beyond(table, norm)}; {len(rows)} rows held out")
         clipped = tuple(push.keys.tables[index] for index in scales)
         if not held_out and not clipped:
             return GuardedPush(push, norms)
-        return GuardedPush(_reduced(push, tables, keep, scales), norms, held_out, clipped)
+        return GuardedPush(_reduced(push, tables, keep, scales), norms, held_out, clipped, refused)
 
     def _limit(self, table: str) -> float:
         known = self._known.get(table)
@@ -127,8 +132,10 @@ class GradientGuard:
             f"{known.pushes} pushes (this worker's last: {trend})"
         )
 
-    def _report(self, table: str, what: str) -> None:
-        _log.warning("gradient guard: worker %s, table %r: %s", self._worker, table, what)
+    def _report(self, table: str, push: Push, what: str) -> None:
+        _log.warning(
+            "gradient guard: worker %s, table %r, %s: %s", self._worker, table, describe_token(push.token), what
+        )
 
 
 def _reduced(

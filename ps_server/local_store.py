@@ -20,6 +20,7 @@ from .gradient_guard import GradientGuard, GuardOptions
 from .gradient_norms import GradientNorms
 from .lane import Lane
 from .mutation import CompleteUnit, DropTable, EnsureTables, ImportTablet
+from .refused_rows import log_refused_rows
 from .shard import Shard, StalenessLimit
 
 
@@ -90,9 +91,15 @@ class LocalStore:
         with self._turn():
             if push is not None and push.token is None:
                 push = replace(push, token=self._tokens.next())
-            if push is None or self._guard is None:
+            if push is None:
                 return self._shard.exchange(push, pull)
-            return self._guarded_exchange(self._guard, push, pull)
+            if self._guard is None:
+                answer = self._shard.exchange(push, pull)
+            else:
+                answer = self._guarded_exchange(self._guard, push, pull)
+            if answer.report is not None and answer.report.non_finite_keys:
+                log_refused_rows(answer.report, push.token, answer.report.held_out)
+            return answer
 
     def assign(
         self,

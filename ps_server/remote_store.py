@@ -35,6 +35,7 @@ from .exchange_parts import ExchangePart, GatheredExchange, Positions, check_val
 from .gradient_guard import GradientGuard, GuardOptions
 from .lane import Lane
 from .partition import RowLayout, split_keys
+from .refused_rows import log_refused_rows
 from .shard_link import ExchangeBytes, ShardLink
 from .shard_status import ShardStatus, decode_status
 from .tablets import TabletMask
@@ -316,10 +317,12 @@ class RemoteStore:
         answer = gathered.exchange()
         if push is not None:
             self._wants_checkpoint = gathered.wants_checkpoint
-        if guarded is None or answer.report is None or self._guard is None:
-            return answer
-        self._guard.learn(gathered.norms)
-        return replace(answer, report=guarded.add_to(answer.report))
+        if guarded is not None and answer.report is not None and self._guard is not None:
+            self._guard.learn(gathered.norms)
+            answer = replace(answer, report=guarded.add_to(answer.report))
+        if push is not None and answer.report is not None and answer.report.non_finite_keys:
+            log_refused_rows(answer.report, push.token, answer.report.held_out)
+        return answer
 
     def _run(
         self,

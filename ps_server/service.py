@@ -23,6 +23,7 @@ from .errors import LostRowsError, PushLogFailedError, RequestTooLargeError, Wir
 from .gradient_norms import GradientNorms
 from .mutation import AdoptMap, CompleteUnit, EnsureTables
 from .refusal import REFUSAL_KEY, refusal_of
+from .refused_rows import describe_keys, describe_token
 from .service_name import SERVICE
 from .shard_metrics import ShardMetrics
 from .shared_memory import SharedBlocks
@@ -157,6 +158,16 @@ class ParameterServerService:
             if report.applied:
                 self._norms.add(call.norms)
             self._metrics.count_push(report, call.push)
+            for table, keys in report.non_finite_keys.items():
+                count = report.tables[table].non_finite
+                _log.warning(
+                    "shard %d: table %r, %s: %d rows refused, their gradients are not finite: keys %s",
+                    self._identity.index,
+                    table,
+                    describe_token(call.push.token),
+                    count,
+                    describe_keys(keys, count),
+                )
         norms = self._norms.summaries(call.norms)
         wants_checkpoint = self._durable.wants_checkpoint
         if call.pull is None:

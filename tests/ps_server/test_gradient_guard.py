@@ -1,11 +1,13 @@
 """Gradient guard: what it keeps back, what it scales, what it says."""
 
 import logging
+import os
+import platform
 
 import numpy as np
 import pytest
 
-from embershard.embedding.store import Push, PushToken
+from embershard.embedding.store import Push, PushReport, PushToken
 from embershard.embedding.table_group import TableKeys
 from embershard.ps_server.gradient_guard import GradientGuard, GuardOptions
 from embershard.ps_server.gradient_norms import GradientNorms
@@ -36,6 +38,16 @@ def test_rows_that_are_not_finite_are_left_out_with_their_counts():
     assert guarded.held_out == {"a": 1, "b": 1}
 
 
+def test_rows_that_are_held_out_are_named_with_worker_push_and_keys(caplog):
+    caplog.set_level(logging.WARNING)
+    guarded = GradientGuard(GuardOptions()).inspect(push([[1, 1], [np.nan, 1], [2, 2]], [np.inf, 7]), WIDTHS)
+    assert guarded.add_to(PushReport()).non_finite_keys == {"a": (2,), "b": (4,)}
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith(f"gradient guard: worker {platform.node()}:{os.getpid()}, table 'a', push (unit 0x1")
+    assert first.endswith("1 rows are not finite; held out: keys 2")
+    assert "table 'b'" in second
+
+
 def test_gradients_whose_square_overflows_are_finite_all_the_same():
     guarded = GradientGuard(GuardOptions()).inspect(push([[1e30, 0]] * 3, [1, 1]), WIDTHS)
     assert not guarded.held_out
@@ -57,7 +69,10 @@ def test_table_far_beyond_the_running_norm(action, caplog):
     guard.learn({"a": NormSummary(1.0, 0.1, 5)})
     with caplog.at_level(logging.WARNING):
         guarded = guard.inspect(wild, WIDTHS)
-    assert "table 'a': gradient norm 50 is 50 times the mean 1 of 5 pushes (this worker's last: 50, 50)" in caplog.text
+    assert (
+        "table 'a', push (unit 0x1, lease 0x1, batch 1): gradient norm 50 is 50 times the mean 1 of 5 pushes (this worker's last: 50, 50)"
+        in caplog.text
+    )
     assert "a" not in guarded.norms, "what is kept back must not move the mean"
     if action == "hold_out":
         assert guarded.push.keys.keys.tolist() == [4, 5]

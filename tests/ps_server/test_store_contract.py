@@ -5,6 +5,7 @@ import contextlib
 import copy
 import os
 import pickle
+import platform
 import tempfile
 import threading
 from dataclasses import replace
@@ -180,7 +181,7 @@ def read_pushes(store):
     return store.exchange(None, Pull(TableKeys.of("counter", keys_of(*range(100))))).rows.pushes
 
 
-def test_non_finite_rows_are_refused_by_name_and_the_others_applied_b59(store):
+def test_non_finite_rows_are_refused_by_name_and_the_others_applied_b59(store, caplog):
     keys = TableKeys.of("counter", keys_of(*range(30)))
     gradients = np.ones(30, np.float32)
     gradients[[4, 20]] = np.nan, np.inf
@@ -190,6 +191,12 @@ def test_non_finite_rows_are_refused_by_name_and_the_others_applied_b59(store):
     values = read(store, "counter", range(30))
     assert values[[4, 20]].tolist() == [0.0, 0.0]
     assert values.sum() == -28.0
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("refused_rows")]
+    (line,) = said
+    assert line.startswith(f"worker {platform.node()}:{os.getpid()}, table 'counter', push (unit ")
+    assert "2 rows refused, their gradients are not finite: keys " in line
+    for key in keys_of(4, 20).tolist():
+        assert str(key) in line
 
 
 def test_assign_and_erase(store):
