@@ -69,10 +69,8 @@ def test_table_far_beyond_the_running_norm(action, caplog):
     guard.learn({"a": NormSummary(1.0, 0.1, 5)})
     with caplog.at_level(logging.WARNING):
         guarded = guard.inspect(wild, WIDTHS)
-    assert (
-        "table 'a', push (unit 0x1, lease 0x1, batch 1): gradient norm 50 is 50 times the mean 1 of 5 pushes (this worker's last: 50, 50)"
-        in caplog.text
-    )
+    assert "table 'a', push (unit 0x1, lease 0x1, batch 1): gradient norm 50 is 50 times" in caplog.text
+    assert "times the mean 1 of 5 pushes (this worker's last: 50, 50)" in caplog.text
     assert "a" not in guarded.norms, "what is kept back must not move the mean"
     if action == "hold_out":
         assert guarded.push.keys.keys.tolist() == [4, 5]
