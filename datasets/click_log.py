@@ -264,10 +264,28 @@ class ClickLog:
             except Exception as error:
                 # An encoder knows its batch only; add_note is Python 3.11, the attribute works everywhere.
                 place = f"in batch {after.batch - 1} of {describe_unit(unit)}{', shuffled' if shuffle else ''}"
-                error.__dict__["__notes__"] = [*getattr(error, "__notes__", ()), place]
+                found = self._row_refused(features, columns, unit, error)
+                error.__dict__["__notes__"] = [*getattr(error, "__notes__", ()), place, *found]
                 raise
 
         return BatchStream(EncodePool(read, encode, threads), start, prefetch)
+
+    def _row_refused(
+        self, features: RecordEncoder[BatchT], columns: Sequence[ColumnSpec], unit: WorkUnit, error: Exception
+    ) -> list[str]:
+        """Where the row that `error` speaks of stands in its file; rows of a batch may be shuffled, or left out."""
+        if not isinstance(error, ValueError):
+            return []  # it speaks of a column
+
+        def is_refused(records: pa.RecordBatch) -> bool:
+            try:
+                features.encode(records)
+            except Exception as other:
+                return isinstance(other, type(error))
+            return False
+
+        found = self._records.first_refused_row(unit, columns, is_refused)
+        return [] if found is None else [f"the first such row there is row {found[1]} of file {found[0]!r}"]
 
     def _plan(self) -> tuple[PlannedUnit, ...]:
         with self._plan_lock:

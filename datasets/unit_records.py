@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,13 +11,14 @@ import pyarrow as pa
 from .conform import Conform
 from .file_reader import FileReader
 from .record_batches import shuffled, windows
-from .record_stage import Origin, RecordStage, columns_to_read
+from .record_stage import Origin, RecordStage, columns_to_read, with_column
 from .row_order import mix
 from .schema import ColumnSpec
 from .time_order import time_values
 from .work_unit import WorkUnit
 
 _ROWS_SALT = 0x726F7773
+_ROW_NUMBER = "\x00row number"  # no file has a column of this name
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,35 @@ class UnitRecords:
             ordered = shuffled(whole, mix(order.seed, unit.epoch, unit.index, _ROWS_SALT), first=passed)
         yield from windows(_without(ordered, skip - passed * window), batch_size)
 
-    def _chunks(self, unit: WorkUnit, columns: Sequence[ColumnSpec], skip: int) -> Iterator[pa.RecordBatch]:
+    def first_refused_row(
+        self, unit: WorkUnit, columns: Sequence[ColumnSpec], is_refused: Callable[[pa.RecordBatch], bool]
+    ) -> tuple[str, int] | None:
+        """(file, data row counted from 1) of the first row in file order that is refused by itself, if there is one.
+
+        None too where the unit's rows are not known beforehand: reading it again may take long, or not be possible."""
+        if any(part.stop is None for part in unit.slices):
+            return None
+        for part in unit.slices:
+            one = WorkUnit(unit.id, unit.epoch, unit.index, (part,))
+            for chunk in self._chunks(one, columns, 0, numbered=True):
+                numbers, records = chunk.column(_ROW_NUMBER), chunk.select([spec.name for spec in columns])
+                if not is_refused(records):
+                    continue
+                start, stop = 0, records.num_rows
+                while stop - start > 1:
+                    middle = (start + stop) // 2
+                    if is_refused(records.slice(start, middle - start)):
+                        stop = middle
+                    else:
+                        start = middle
+                return (part.path, numbers[start].as_py()) if is_refused(records.slice(start, 1)) else None
+        return None
+
+    def _chunks(
+        self, unit: WorkUnit, columns: Sequence[ColumnSpec], skip: int, *, numbered: bool = False
+    ) -> Iterator[pa.RecordBatch]:
         to_read = columns_to_read(self.stages, columns)
-        names = [spec.name for spec in columns]
+        names = [spec.name for spec in columns] + [_ROW_NUMBER] * numbered
         for part in unit.slices:
             if part.stop is not None and skip >= part.stop - part.start:
                 skip -= part.stop - part.start
@@ -94,6 +121,9 @@ class UnitRecords:
             for chunk in source.reader.read(row, part.stop, to_read):
                 records = self.conform(chunk, to_read, source.reader, source.folders)
                 origin = Origin(source.number, row, unit.epoch, part.path)
+                if numbered:
+                    rows = pa.array(np.arange(row + 1, row + 1 + chunk.num_rows))
+                    records = with_column(records, _ROW_NUMBER, rows)
                 row += chunk.num_rows
                 for stage in self.stages:
                     records = stage.apply(records, origin)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from embershard.datasets import BatchId, ClickLog, ColumnSpec, ReadPosition
+from embershard.datasets import BatchId, ClickLog, ColumnSpec, RandomPart, ReadPosition
 
 ROWS = 2_500
 
@@ -128,4 +130,36 @@ def test_an_error_of_the_encoder_says_which_rows_it_was_given(folder: Path) -> N
     stream = log.batches(Fails(), 32, epoch=0, units=log.units(0)[3:], start=ReadPosition(0, 0, 2))
     with pytest.raises(ValueError, match="got 7") as error:
         next(iter(stream))
-    assert error.value.__notes__ == [f"in batch 2 of rows 301 to 400 of file {str(folder / 'a.parquet')!r}"]
+    path = str(folder / "a.parquet")
+    assert error.value.__notes__ == [
+        f"in batch 2 of rows 301 to 400 of file {path!r}",
+        f"the first such row there is row 301 of file {path!r}",
+    ]
+
+
+@pytest.mark.parametrize("name", ["b.parquet", "b.csv", "b.csv.gz"])
+def test_a_refused_value_is_found_in_its_file_though_rows_are_split_and_shuffled(tmp_path: Path, name: str) -> None:
+    class Labels:
+        columns = (ColumnSpec("label", pa.int64()),)
+
+        def encode(self, records: pa.RecordBatch, id: BatchId | None = None) -> int:
+            if pc.max(records.column("label")).as_py() == 7:
+                raise ValueError("expected a label in [0, 1], got 7")
+            return records.num_rows
+
+    good, bad = [0, 1] * 500, [0, 1] * 500
+    bad[711] = bad[900] = 7
+    pq.write_table(pa.table({"label": good}), tmp_path / "a.parquet")
+    if name == "b.parquet":
+        pq.write_table(pa.table({"label": bad}), tmp_path / name)
+    else:
+        text = "label\n" + "".join(f"{label}\n" for label in bad)
+        (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    log = ClickLog([tmp_path / "a.parquet", tmp_path / name], unit_rows=400, run=0)
+    for stages in ((), (RandomPart("train", 0.5, seed=2),)):
+        with pytest.raises(ValueError, match="got 7") as error:
+            list(log.with_stages(*stages).batches(Labels(), 64, shuffle=True, seed=1))
+        notes = " ".join(error.value.__notes__)
+        assert f"of file {str(tmp_path / name)!r}, shuffled" in notes
+        found = [row for row in (712, 901) if f"the first such row there is row {row} of file" in notes]
+        assert len(found) == (0 if name.endswith("gz") else 1)  # a file of unknown length is not read again
