@@ -137,6 +137,7 @@ def _train(
     keeper = (
         ValueKeeper(features, f"step{0 if state is None else state.step}") if ValueKeeper.is_needed(features) else None
     )
+    _check_rows_to_train(config, features)
     log: ClickLog = train_log(config.data, features.columns, run_id, [] if keeper is None else [keeper])
     validation = evaluation_log(config.data, features.columns)
     trainer = Trainer(assembly.model, assembly.embeddings, config.train, config.optimizer)
@@ -160,6 +161,14 @@ def _train(
         report = replace(report, resumed_from=resumed.checkpoint, changes=resumed.changes)
     write_report(run, report)
     return FinishedRun(run, report)
+
+
+def _check_rows_to_train(config: RunConfig, features: FeatureMap) -> None:
+    """Raises: UsageError where every row evaluates. Cost: reading up to the first row that trains."""
+    log = train_log(config.data, features.columns, run=0)
+    records = (part for unit in log.units(0) for part in log.records(unit, features.columns, 1024))
+    if config.data.evaluate is not None and next(records, None) is None:
+        raise UsageError(f"expected rows to train on, got none: all rows of {list(config.data.path)} evaluate")
 
 
 def _new_run_id(config: RunConfig) -> int:

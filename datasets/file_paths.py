@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from urllib.parse import unquote
 
+import pyarrow as pa
 from pyarrow import fs
 
 from .errors import ClickLogError, EmptyClickLogError
@@ -78,7 +79,10 @@ def find_files(paths: str | Path | Iterable[str | Path], filesystem: fs.FileSyst
 
 def _expand(text: str, filesystem: fs.FileSystem | None) -> list[DataFile]:
     if filesystem is None and "://" in text:
-        filesystem, text = fs.FileSystem.from_uri(text)
+        try:
+            filesystem, text = fs.FileSystem.from_uri(text)
+        except (pa.ArrowException, OSError) as error:
+            raise ClickLogError(f"expected the URI of a file system that pyarrow has, got {text!r}: {error}") from error
     source = filesystem if filesystem is not None else fs.LocalFileSystem()
     is_local = isinstance(source, fs.LocalFileSystem)
     if _MAGIC.search(text) and source.get_file_info(text).type == fs.FileType.NotFound:

@@ -116,7 +116,10 @@ class EmbeddingOutput:
         groups = [place for place, group in enumerate(self._layout.groups) if name in group.blocks and group.slots]
         if not groups:
             known = sorted({block for group in self._layout.groups for block in group.blocks})
-            raise KeyError(f"expected one of blocks {known}, got {name!r}")
+            if known and name not in known:
+                raise KeyError(f"expected one of blocks {known}, got {name!r}")
+            got = f"only {self.sequence_keys()} with pooling none" if known else "none with keys"
+            raise KeyError(f"expected at least one pooled feature for the model's block {name!r}, got {got}")
         dims = {self._layout.groups[place].blocks[name].dim for place in groups}
         if len(dims) > 1:
             raise ValueError(f"expected block {name!r} of one dim in all tables, got dims {sorted(dims)}")

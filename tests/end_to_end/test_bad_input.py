@@ -62,9 +62,53 @@ def unreadable_csv_cell(job: Job) -> tuple[list[str], list[str]]:
     return [f"data.path={path}", f"features.features={features}"], ["clicks.csv", "row 3", "'user'", "x7"]
 
 
+def quote_never_closed(job: Job) -> tuple[list[str], list[str]]:
+    path = job.folder / "clicks.csv"
+    path.write_text('click,user\n1,5\n0,"6\n1,7\n')
+    return [f"data.path={path}", "features.features=[{name: user, kind: categorical}]"], ["closing quote", "row 2"]
+
+
+def misspelt_json_field(job: Job) -> tuple[list[str], list[str]]:
+    path = job.folder / "clicks.jsonl"
+    path.write_text('{"click": 1, "usr": 5}\n{"click": 0, "usr": 6}\n')
+    return [f"data.path={path}", "features.features=[{name: user, kind: categorical}]"], ["'user'", "'usr'"]
+
+
+def bad_label_among_many(job: Job) -> tuple[list[str], list[str]]:
+    table = clicks()
+    label = table.column("click").to_numpy().copy()
+    label[17_000] = 3
+    pq.write_table(table.set_column(0, "click", pa.array(label)), job.folder / "clicks.parquet")
+    return ["data.evaluate=null"], ["[0, 1]", "got 3", "row 17001 of file"]
+
+
+def all_rows_evaluate(job: Job) -> tuple[list[str], list[str]]:
+    return ["data.evaluate={column: user, cut: -1}"], ["rows to train on", "clicks.parquet"]
+
+
+def only_numbers_for_a_linear_model(job: Job) -> tuple[list[str], list[str]]:
+    features = "[{name: price, kind: numeric}]"
+    return [f"features.features={features}", "model={kind: lr}"], ["at least one pooled feature"]
+
+
+def unknown_file_system(job: Job) -> tuple[list[str], list[str]]:
+    return ["data.path=nowhere://bucket/clicks"], ["file system", "nowhere://bucket/clicks"]
+
+
+def unknown_time_zone(job: Job) -> tuple[list[str], list[str]]:
+    hour = "[{name: user, kind: categorical, time: {part: hour, unit: s, time_zone: Mars/Base}}]"
+    return [f"features.features={hour}"], ["$.features.features[0].time.time_zone", "Mars/Base"]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
+        quote_never_closed,
+        misspelt_json_field,
+        all_rows_evaluate,
+        only_numbers_for_a_linear_model,
+        unknown_file_system,
+        unknown_time_zone,
         unknown_config_key,
         value_out_of_range,
         missing_column,
@@ -172,3 +216,12 @@ def test_full_disk_while_saving_is_one_clear_error(job: Job, capsys: pytest.Capt
         assert not list(disk.rglob("step-*"))
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_bad_label_in_the_middle_of_training_is_named_by_its_row_in_the_file(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, expected = bad_label_among_many(job)
+    message = job.fail(capsys, "train", str(job.path), "--json", *words)
+    for part in expected:
+        assert part in message
