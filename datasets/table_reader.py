@@ -14,18 +14,21 @@ from .schema import ColumnSpec
 def as_table(source: object) -> pa.Table:
     """The Arrow table of a pyarrow table or record batch, a pandas or polars frame, or a dict of columns.
 
-    Integers with nulls stay integers where the frame has them so; a pandas column of floats is left as it is."""
+    Integers with nulls stay integers where the frame has them so; a pandas column of floats is left as it is.
+    Raises: ClickLogError for anything else, columns of unequal lengths and columns of several types."""
     if isinstance(source, pa.Table):
         return source
     if isinstance(source, pa.RecordBatch):
         return pa.Table.from_batches([source])
-    if isinstance(source, dict):
-        return pa.table(source)
-    kind = type(source).__module__.partition(".")[0]
-    if kind == "pandas":
-        return pa.Table.from_pandas(source, preserve_index=False)
-    if hasattr(source, "__arrow_c_stream__"):
-        return pa.table(source)
+    try:
+        if isinstance(source, dict):
+            return pa.table(source)
+        if type(source).__module__.partition(".")[0] == "pandas":
+            return pa.Table.from_pandas(source, preserve_index=False)
+        if hasattr(source, "__arrow_c_stream__"):
+            return pa.table(source)
+    except pa.ArrowException as error:
+        raise ClickLogError(f"expected columns of one length and one type each, got: {error}") from error
     raise ClickLogError(f"expected a pyarrow, pandas or polars table or a dict of columns, got {type(source).__name__}")
 
 
@@ -94,6 +97,8 @@ class StreamReader:
         """See `FileReader`."""
         row = 0
         for item in self._items():
+            if not isinstance(item, pa.Table | pa.RecordBatch):
+                raise ClickLogError(f"expected record batches or tables from the source, got {type(item).__name__}")
             for batch in item.to_batches() if isinstance(item, pa.Table) else (item,):
                 first, last = max(start - row, 0), batch.num_rows if stop is None else min(stop - row, batch.num_rows)
                 row += batch.num_rows

@@ -19,7 +19,7 @@ from . import _native
 from .batch import FeatureBatch
 from .config_file import did_you_mean, read_yaml, validate
 from .encode_plan import PlanBuilder, salt_of
-from .errors import FeatureMapError
+from .errors import FeatureMapError, ValueEncodeError
 from .feature_columns import column_specs, columns_of
 from .feature_config import (
     Categorical,
@@ -226,8 +226,12 @@ class FeatureMap:
         Threads: safe; the GIL is released.   Cost: one native call, one pass over each column, no copies of text."""
         if isinstance(records, pa.RecordBatch):
             chunks = [records]
-        else:
+        elif isinstance(records, pa.Table):
             chunks = records.to_batches() or [pa.RecordBatch.from_pylist([], schema=records.schema)]
+        else:
+            raise TypeError(
+                f"expected a pyarrow RecordBatch or Table, got {type(records).__name__}; ClickLog.from_table takes it"
+            )
         if self._time_columns:
             chunks = [with_time_columns(chunk, self._time_columns) for chunk in chunks]
         size, keys, offsets, scalar, dense, label, weights, example_weight, group, event_time = self._plan.encode(
@@ -359,7 +363,12 @@ def _one(value: Any, spec: ColumnSpec) -> pa.Array:
             return pa.array([value], spec.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
             pass
-    return pa.array([value])
+    try:
+        return pa.array([value])
+    except (pa.ArrowException, OverflowError, UnicodeError) as error:
+        raise ValueEncodeError(
+            f"column {spec.name!r}: expected a value of {spec.type or 'one type'}, got {value!r} ({error})"
+        ) from None
 
 
 def _named_parts(feature: Feature) -> tuple[str, ...]:

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from embershard.datasets import BatchId, ClickLog, ColumnSpec, RandomPart, ReadPosition
+from embershard.datasets import BatchId, ClickLog, ClickLogError, ColumnSpec, RandomPart, ReadPosition
 
 ROWS = 2_500
 
@@ -163,3 +164,11 @@ def test_a_refused_value_is_found_in_its_file_though_rows_are_split_and_shuffled
         assert f"of file {str(tmp_path / name)!r}, shuffled" in notes
         found = [row for row in (712, 901) if f"the first such row there is row {row} of file" in notes]
         assert len(found) == (0 if name.endswith("gz") else 1)  # a file of unknown length is not read again
+
+
+def test_what_is_no_table_and_no_record_batch_is_refused_in_words() -> None:
+    for table in ({"a": [1, 2], "b": [1]}, pd.DataFrame({"a": [1, "x"]}, dtype=object)):
+        with pytest.raises(ClickLogError, match="expected columns of one length and one type each"):
+            ClickLog.from_table(table)
+    with pytest.raises(ClickLogError, match="expected record batches or tables from the source, got int"):
+        list(ClickLog.from_batches(iter([5])).batches(RowIds(), 8))  # type: ignore[list-item]

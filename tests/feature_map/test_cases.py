@@ -244,3 +244,13 @@ def test_a_cross_of_two_long_lists_is_refused_before_it_fills_the_memory() -> No
         ValueEncodeError, match=r"column 'a': expected at most 1048576 combinations.*got 1049600 \(row 1\)"
     ):
         features.encode(pa.table({"a": [[1], list(range(1025))], "b": [[1], list(range(1024))]}))
+
+
+@pytest.mark.parametrize("value", [2**70, object(), [1, "a"]])
+def test_a_value_that_arrow_cannot_hold_is_refused_by_column(value: object) -> None:
+    with pytest.raises(ValueEncodeError, match="column 'id': expected a value of int64, got"):
+        IDS.encode_one({"id": value})
+    with pytest.raises(ValueEncodeError, match="column 'id'"):
+        TEXTS.encode_one({"id": "\ud800"})
+    with pytest.raises(TypeError, match="expected a pyarrow RecordBatch or Table, got DataFrame"):
+        IDS.encode(pd.DataFrame({"id": [1]}))  # type: ignore[arg-type]
