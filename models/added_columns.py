@@ -21,12 +21,13 @@ class AddedColumns(nn.ModuleList):
     with more inputs answers as before until they carry something. A block starts from random weights, as in one layer
     over all columns: uniform ±1/√columns (torch.nn.Linear).
 
-    Without blocks it holds nothing and `terms` is the first layer alone.
+    Without blocks it holds nothing and y is the first layer's alone.
     """
 
     def __init__(self, columns: int, outputs: int, blocks: Sequence[Sequence[int]]) -> None:
         """columns: of the whole input.   blocks: column numbers that came later, disjoint; empty ones are left out."""
         super().__init__()
+        self._outputs = outputs
         self.blocks = tuple(tuple(sorted(block)) for block in blocks if block)
         later = {column for block in self.blocks for column in block}
         self.first = tuple(column for column in range(columns) if column not in later)
@@ -37,13 +38,18 @@ class AddedColumns(nn.ModuleList):
             nn.init.uniform_(layer.weight, -bound, bound)
             self.append(layer)
 
-    def terms(self, first: nn.Module | None, inputs: torch.Tensor) -> list[torch.Tensor]:
-        """The summands of y for inputs (B, columns): of the first layer, where there is one, then of each block."""
-        if not self.blocks:
-            return [] if first is None else [first(inputs)]
+    def forward(self, first: nn.Module | None, inputs: torch.Tensor) -> torch.Tensor:
+        """y (B, outputs) of inputs (B, columns); `first` takes the columns it began with, None: there are none."""
+        if not self.blocks and first is not None:
+            y: torch.Tensor = first(inputs)
+            return y
         own, *later = _SplitColumns.apply(inputs, self._runs)  # type: ignore[no-untyped-call]
-        terms = [] if first is None else [first(own)]
-        return terms + [layer(part) for layer, part in zip(self, later, strict=True)]
+        y = inputs.new_zeros((len(inputs), self._outputs)) if first is None else first(own)
+        for number, part in enumerate(later):
+            weight = self.get_parameter(f"{number}.weight").t()
+            is_alike = y.dtype == part.dtype == weight.dtype  # else autocast brings them together
+            y = y.addmm_(part, weight) if is_alike else torch.addmm(y, part, weight)
+        return y
 
     def named(self, names: Sequence[str], first: str | None) -> dict[str, list[str]]:
         """Weight → the name of each of its columns, for a model that holds this as `added` beside layer `first`.

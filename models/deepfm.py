@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 
 import torch
 from torch import nn
@@ -49,7 +48,7 @@ class DeepFM(nn.Module):
         """(B,) logits; dense is (B, dense_width)."""
         terms = inputs.interaction(dense)
         first, *others = self.mlp
-        deep: torch.Tensor = reduce(torch.add, self.added.terms(first, terms.mlp_input))
+        deep: torch.Tensor = self.added(first, terms.mlp_input)
         for layer in others:
             deep = layer(deep)
         return deep.squeeze(1) + terms.first_order + terms.second_order

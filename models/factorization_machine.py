@@ -30,9 +30,7 @@ class FactorizationMachine(nn.Module):
         """(B,) logits; dense is (B, dense_width)."""
         terms = inputs.interaction(dense)
         logit = terms.first_order + terms.second_order + self.bias
-        for term in self.added.terms(self.dense, dense):
-            logit = logit + term.squeeze(1)
-        return logit
+        return logit + self.added(self.dense, dense).squeeze(1) if dense.shape[1] else logit
 
     def input_columns(self, features: FeatureMap) -> dict[str, list[str]]:
         """Parameter → the feature of each of its columns; see `model_growth.GrowingModel`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 
 import torch
 from torch import nn
@@ -12,6 +11,7 @@ from ..feature_map.feature_map import FeatureMap
 from .added_columns import AddedColumns
 from .embedding_output import EmbeddingOutput
 from .input_columns import AddedInputs, dense_names
+from .row_functions import sum_fields
 
 
 class LogisticRegression(nn.Module):
@@ -28,12 +28,8 @@ class LogisticRegression(nn.Module):
 
     def forward(self, inputs: EmbeddingOutput, dense: torch.Tensor) -> torch.Tensor:
         """(B,) logits; dense is (B, dense_width)."""
-        # Field after field, so that a field of zeros changes no bit; one reduction would pair the others anew.
-        weights = inputs.block("linear").squeeze(2).unbind(1)
-        logit = reduce(torch.add, weights) + self.bias
-        for term in self.added.terms(self.dense, dense):
-            logit = logit + term.squeeze(1)
-        return logit
+        logit = sum_fields(inputs.block("linear").squeeze(2)) + self.bias
+        return logit + self.added(self.dense, dense).squeeze(1) if dense.shape[1] else logit
 
     def input_columns(self, features: FeatureMap) -> dict[str, list[str]]:
         """Parameter → the feature of each of its columns; see `model_growth.GrowingModel`."""

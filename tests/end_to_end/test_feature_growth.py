@@ -196,6 +196,21 @@ def test_an_added_feature_of_learned_statistics_learns_them_at_the_resume(
     assert len(by_name["stay_bucket"]["edges"]) == 7
 
 
+def test_a_changed_transform_learns_its_statistics_anew_and_changed_quantiles_are_refused(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(job, "name=price_bucket", "kind=bucketize", "column=price", "quantiles=8")
+    capsys.readouterr()
+    before = job.train(capsys, "train.max_steps=20", NAMED, "features.features.3.transform=[log1p, standardise]")
+    message = job.fail(capsys, "train", str(job.path), "--resume", NAMED, "features.features.4.quantiles=4")
+    assert "feature 'price_bucket': edges" in message
+    facts, said = resume(job, capsys, "train.max_steps=20", "features.features.3.transform=[standardise]")
+    assert "feature 'price': transform" in said
+    means = [manifest(one["checkpoint"]).feature_map["features"][3]["mean"] for one in (before, facts)]
+    price = pq.read_table(job.folder / "clicks.parquet")["price"].to_numpy()
+    assert means == pytest.approx([np.log1p(price).mean(), price.mean()], rel=0.1)
+
+
 def test_growing_twice_and_resuming_in_between_are_exact(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     job.train(capsys, "train.max_steps=40", NAMED)
     add_city(job)

@@ -64,14 +64,8 @@ def with_rows(store: es.LocalStore, features: es.FeatureMap, dim: int, only: str
         store.assign(TableKeys.of(name, keys), weights)
 
 
-@pytest.mark.parametrize("size", [1, 37, 1024])
-@pytest.mark.parametrize("later", [1, 7])
-@pytest.mark.parametrize(
-    "config",
-    [LogisticRegressionConfig(), FactorizationMachineConfig(dim=16), DeepFMConfig(dim=16, hidden=(64, 32))],
-    ids=lambda config: config.kind,
-)
-def test_fields_of_zeros_change_no_bit_of_the_logits(config: Any, later: int, size: int) -> None:
+def logits_before_and_after(config: Any, later: int, size: int) -> list[Any]:
+    """Of a batch, by a model of 26 fields and by the same one with so many more, which carry nothing yet."""
     features = feature_map()
     more = grown_map(features, later)
     grown = config.model_copy(update={"added": (tuple(f"later{n}" for n in range(later)), ("n1",))})
@@ -92,8 +86,29 @@ def test_fields_of_zeros_change_no_bit_of_the_logits(config: Any, later: int, si
             batch = its_map.encode(records(more, size))
             with torch.no_grad():  # in training mode: absent rows of added tables are zeros there too
                 logits.append(model(embeddings(batch), torch.from_numpy(batch.dense)).numpy())
+    return logits
+
+
+@pytest.mark.parametrize("size", [1, 37, 1024])
+@pytest.mark.parametrize("later", [1, 7])
+@pytest.mark.parametrize(
+    "config",
+    [LogisticRegressionConfig(), FactorizationMachineConfig(dim=16), DeepFMConfig(dim=16, hidden=(64, 32))],
+    ids=lambda config: config.kind,
+)
+def test_fields_of_zeros_change_no_bit_of_the_logits(config: Any, later: int, size: int) -> None:
+    logits = logits_before_and_after(config, later, size)
     assert logits[0].std() > 0 or size == 1
     assert logits[0].tobytes() == logits[1].tobytes()
+
+
+@pytest.mark.parametrize("config", [FactorizationMachineConfig(dim=16), DeepFMConfig(dim=16)], ids=lambda one: one.kind)
+def test_sums_by_torch_operations_as_on_other_devices_agree_within_rounding(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embershard.models.embedding_output.EmbeddingOutput._on_cpu", lambda output, place: False)
+    logits = logits_before_and_after(config, 7, 300)
+    np.testing.assert_allclose(logits[1], logits[0], rtol=1e-5, atol=1e-5)
 
 
 def test_gradients_are_those_of_one_layer_over_all_columns() -> None:
@@ -103,7 +118,7 @@ def test_gradients_are_those_of_one_layer_over_all_columns() -> None:
     assert (added.first, added.blocks) == ((0, 1, 3, 5, 6, 8), ((2, 7), (4,)))
     inputs = torch.randn(5, 9, requires_grad=True)
     upstream = torch.randn(5, 3)
-    (sum(added.terms(first, inputs)) * upstream).sum().backward()  # type: ignore[union-attr]
+    (added(first, inputs) * upstream).sum().backward()
     whole = torch.nn.Linear(9, 3)
     with torch.no_grad():
         whole.bias.copy_(first.bias)
@@ -114,6 +129,17 @@ def test_gradients_are_those_of_one_layer_over_all_columns() -> None:
     torch.testing.assert_close(inputs.grad, same.grad)
     for columns, layer in zip((added.first, *added.blocks), (first, *added), strict=True):
         torch.testing.assert_close(layer.weight.grad, whole.weight.grad[:, list(columns)])  # type: ignore[index]
+
+
+def test_added_columns_work_under_autocast() -> None:
+    added = AddedColumns(6, 3, [[5], [1, 2]])
+    first, inputs = torch.nn.Linear(3, 3), torch.randn(4, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = added(first, inputs)
+    found.float().sum().backward()
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), added(first, inputs), rtol=0.05, atol=0.05)
+    assert all(layer.weight.grad is not None for layer in (first, *added))
 
 
 @pytest.mark.parametrize("optimizer", [DenseAdam(), DenseAdagrad(), DenseSgd(momentum=0.9)], ids=lambda one: one.kind)
