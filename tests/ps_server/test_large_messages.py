@@ -1,4 +1,4 @@
-"""Messages beyond 2^31 bytes: cut, announced and taken apart without one byte lost. The memory is sparse and costs none."""
+"""Messages beyond 2^31 bytes: cut, announced and taken apart without one byte lost; their memory is sparse."""
 
 import mmap
 
@@ -23,7 +23,7 @@ def message():
     memory = mmap.mmap(-1, len(start) + BEYOND)
     memory[: len(start)] = start
     memory[-4:] = np.float32(2.5).tobytes()
-    yield memoryview(memory)
+    return memoryview(memory)
 
 
 def test_array_beyond_2_31_bytes_is_found_in_its_message(message):
@@ -35,7 +35,7 @@ def test_array_beyond_2_31_bytes_is_found_in_its_message(message):
     with pytest.raises(
         WireFormatError, match=f"expected field 17 of ExchangeRequest to end by byte {len(message) - 1}"
     ):
-        split_message(message[:-1], pb.ExchangeRequest())
+        split_message(message[:short], pb.ExchangeRequest())
 
 
 def test_message_beyond_2_31_bytes_goes_in_chunks_and_none_is_lost(message):
