@@ -32,9 +32,8 @@ def test_array_beyond_2_31_bytes_is_found_in_its_message(message):
     assert len(fields[17]) == BEYOND
     assert np.frombuffer(fields[17][-4:], np.float32).tolist() == [2.5]
     assert len(read_array({17: fields[17][: BEYOND // 8 * 8]}, 17, np.dtype(np.uint8), "gradients")) == BEYOND
-    with pytest.raises(
-        WireFormatError, match=f"expected field 17 of ExchangeRequest to end by byte {len(message) - 1}"
-    ):
+    short = len(message) - 1
+    with pytest.raises(WireFormatError, match=f"expected field 17 of ExchangeRequest to end by byte {short}"):
         split_message(message[:short], pb.ExchangeRequest())
 
 
