@@ -31,8 +31,8 @@ class StaticDeepFM(nn.Module):
     def __init__(self, ids: int, dense_width: int) -> None:
         super().__init__()
         self.factors = nn.Embedding(ids, DIM, sparse=True)
-        self.linear = nn.Embedding(ids, 1, sparse=True)
         nn.init.uniform_(self.factors.weight, -0.01, 0.01)
+        self.linear = nn.Embedding(ids, 1, sparse=True)
         nn.init.zeros_(self.linear.weight)
         widths = (len(ID_COLUMNS) * DIM + dense_width, *HIDDEN)
         layers = [layer for wide, next_ in itertools.pairwise(widths) for layer in (nn.Linear(wide, next_), nn.ReLU())]
