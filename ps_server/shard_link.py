@@ -174,7 +174,12 @@ class ShardLink:
         """A block that the shard has mapped, None where it cannot."""
         if self._block is not None:
             return self._block
-        block = ClientBlock()
+        try:
+            block = ClientBlock()
+        except OSError:
+            # A sandbox without memfd, or no descriptor or address space left: the socket does it too.
+            self._shares_memory = False
+            return None
         try:
             while self._given_up:
                 request = pb.ReleaseMemoryRequest(header=self.header, block=self._given_up[-1])

@@ -166,6 +166,17 @@ def test_exchange_with_more_than_the_memory_holds_goes_through_the_socket(tmp_pa
         assert rows.values.tobytes() == exact.values.tobytes()
 
 
+def test_system_that_gives_no_memory_to_share_is_served_through_the_socket(tmp_path, monkeypatch):
+    def refuse(name, flags):
+        raise PermissionError("no memfd in this sandbox")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    spec = make_spec(tmp_path)
+    with running_shards(spec, NativeTableGroup) as servers, connect(spec.shards[0]) as store:
+        assert len(train(store, 2)) == 2
+        assert len(servers[0].service.shared_blocks) == 0
+
+
 def request_of(client_block, **changes):
     request = client_block.request(pb.CallHeader())
     for name, value in changes.items():
