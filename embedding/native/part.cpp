@@ -12,10 +12,7 @@ uint32_t Part::insert(uint64_t key, RowStore& store, Arena& arena) {
   uint32_t row = free_row_;
   if (row != kNoRow) {
     free_row_ = store.counters(row)->count;
-    if (free_row_ != kNoRow) {  // the next one's memory is mostly not near
-      __builtin_prefetch(store.counters(free_row_), 1, 3);
-      __builtin_prefetch(store.weights(free_row_), 1, 3);
-    }
+    if (free_row_ != kNoRow) store.prefetch_row(free_row_);  // where the next new row will be
   } else {
     if (run_next_ == run_end_) take_run(store);
     row = run_next_++;

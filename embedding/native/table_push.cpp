@@ -196,6 +196,10 @@ class TableGroup::Push {
       const RowCounters now = {partition_.occurrences[entry], step_.now, group_.tablets_[tablet].version};
       writes[count++] = {key, block.rows[i], row_gradient, now};
     }
+    if (count == 0) {
+      ahead.fetch_from(0);
+      return;
+    }
     bool applied[KeyBlock::kSize];
     table.update(plan, writes, count, row_, applied, ahead);
     for (size_t i = 0; i < count; ++i) {
