@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
 REQUESTS = 8
 ZIPF_EXPONENT = 1.2
 COUNTER_BYTES = 8
+WARM_UP = 2
 
 
 class Options(BenchOptions):
@@ -88,26 +90,59 @@ def _one_table(options: Options, dense: npt.NDArray[np.float32], threads: int, o
     resident = (psutil.Process().memory_info().rss - before) / rows
     counted = sum(group.stats()[TABLE].bytes_by_part.values()) / rows
     target = 4 * dim + 4 * group.state_width(TABLE) + COUNTER_BYTES
-    for distribution, positions in _positions(rng, rows, options.keys).items():
-        is_whole = optimizer == "adagrad" and distribution == "uniform"
-        work, amounts = _work(group, push, dense, every, positions, is_whole)
+    details = {
+        "dim": dim,
+        "rows": rows,
+        "threads": threads,
+        "bytes_per_row": round(counted, 1),
+        "resident_bytes_per_row": round(resident, 1),
+        "memory_ratio": round(counted / target, 3),
+    }
+    requests = _positions(rng, rows, options.keys)
+    for distribution, positions in requests.items():
+        work, amounts = _reads_and_pushes(group, push, dense, every, positions)
         if optimizer != "adagrad":
-            work = {name: call for name, call in work.items() if name in {"take", "push"}}
-        rates = interleaved_rates(work, amounts, options.rounds, warm_up=2)
-        for name in work:
-            if name != "take":
-                details = {
-                    "dim": dim,
-                    "rows": rows,
-                    "keys": round(amounts[name]),
-                    "threads": threads,
-                    "distribution": distribution,
-                    "bytes_per_row": round(counted, 1),
-                    "resident_bytes_per_row": round(resident, 1),
-                    "memory_ratio": round(counted / target, 3),
-                }
-                workload = f"push_{optimizer}" if name == "push" else name
-                yield Measurement(workload, rates[name], "rows/s", "numpy.take", rates["take"], details)
+            del work["lookup"]
+        named = details | {"distribution": distribution, "keys": round(amounts["push"])}
+        yield from _measured(work, amounts, options.rounds, optimizer, named)
+    if optimizer == "adagrad":
+        # Odd multipliers of another constant: keys the table never held. All are put in before any is taken out.
+        count = options.rounds + WARM_UP
+        fresh = np.arange(1, count * options.keys + 1, dtype=np.uint64) * np.uint64(0xD6E8FEB86659FD93)
+        absent = [TableKeys.of(TABLE, keys) for keys in np.split(fresh, count)]
+        named = details | {"distribution": "uniform", "keys": options.keys}
+        take = _Take(dense, requests["uniform"])
+        calls: dict[str, Iterator[object]] = {"insert": map(push, absent), "erase": map(group.erase, absent)}
+        for name, left in calls.items():
+            work = {"take": take, name: partial(next, left)}
+            yield from _measured(work, dict.fromkeys(work, float(options.keys)), options.rounds, optimizer, named)
+
+
+def _measured(
+    work: dict[str, Callable[[], object]],
+    amounts: dict[str, float],
+    rounds: int,
+    optimizer: str,
+    details: dict[str, object],
+) -> Iterator[Measurement]:
+    rates = interleaved_rates(work, amounts, rounds, WARM_UP)
+    for name in work:
+        if name != "take":
+            workload = f"push_{optimizer}" if name == "push" else name
+            yield Measurement(workload, rates[name], "rows/s", "numpy.take", rates["take"], details)
+
+
+class _Take:
+    """`numpy.take` of the next request's positions from a dense array."""
+
+    def __init__(self, dense: npt.NDArray[np.float32], positions: list[npt.NDArray[np.int64]]) -> None:
+        self._dense, self._positions, self._turn = dense, positions, 0
+        self._out = np.empty((max(len(chosen) for chosen in positions), dense.shape[1]), np.float32)
+
+    def __call__(self) -> object:
+        self._turn += 1
+        chosen = self._positions[self._turn % len(self._positions)]
+        return np.take(self._dense, chosen, axis=0, out=self._out[: len(chosen)], mode="clip")
 
 
 class _Push:
@@ -138,40 +173,28 @@ def _positions(rng: np.random.Generator, rows: int, keys: int) -> dict[str, list
     }
 
 
-def _work(
+def _reads_and_pushes(
     group: NativeTableGroup,
     push: _Push,
     dense: npt.NDArray[np.float32],
     every: npt.NDArray[np.uint64],
     positions: list[npt.NDArray[np.int64]],
-    is_whole: bool,
 ) -> tuple[dict[str, Callable[[], object]], dict[str, float]]:
     """Calls of one turn each and the mean number of rows a call touches."""
     dim = dense.shape[1]
     requests = [TableKeys.of(TABLE, every[chosen]) for chosen in positions]
-    widest = max(len(chosen) for chosen in positions)
-    taken, looked_up = np.empty((widest, dim), np.float32), np.empty(widest * dim, np.float32)
-    turns = dict.fromkeys(("take", "lookup", "push", "insert", "erase"), 0)
+    looked_up = np.empty(max(len(chosen) for chosen in positions) * dim, np.float32)
+    turns = dict.fromkeys(("lookup", "push"), 0)
 
-    def turn(name: str) -> int:
+    def turn(name: str) -> TableKeys:
         turns[name] += 1
-        return turns[name] % REQUESTS
-
-    def take() -> object:
-        chosen = positions[turn("take")]
-        return np.take(dense, chosen, axis=0, out=taken[: len(chosen)], mode="clip")
+        return requests[turns[name] % REQUESTS]
 
     def lookup() -> object:
-        request = requests[turn("lookup")]
+        request = turn("lookup")
         return group.lookup(request, "initial", looked_up[: len(request.keys) * dim])
 
-    work: dict[str, Callable[[], object]] = {"take": take, "lookup": lookup}
-    work["push"] = lambda: push(requests[turn("push")])
-    if is_whole:
-        # Odd multipliers of another constant: keys the table does not hold.
-        fresh = np.arange(1, REQUESTS * widest + 1, dtype=np.uint64) * np.uint64(0xD6E8FEB86659FD93)
-        absent = [TableKeys.of(TABLE, fresh[i * widest : (i + 1) * widest]) for i in range(REQUESTS)]
-        work["insert"] = lambda: push(absent[turn("insert")])
-        work["erase"] = lambda: group.erase(absent[turn("erase")])
+    work: dict[str, Callable[[], object]] = {"take": _Take(dense, positions), "lookup": lookup}
+    work["push"] = lambda: push(turn("push"))
     mean = float(np.mean([len(chosen) for chosen in positions]))
     return work, dict.fromkeys(work, mean)
