@@ -10,5 +10,6 @@ SUITES = {
     "staleness": "embershard.benchmarks.staleness",
     "checkpoint": "embershard.benchmarks.checkpoint",
     "export": "embershard.benchmarks.export",
+    "growth": "embershard.benchmarks.growth",
 }
 """Name on the command line → module with `Options` (a `BenchOptions`) and `run(options) -> Iterator[Measurement]`."""
