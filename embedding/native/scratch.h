@@ -17,7 +17,7 @@ struct TableGroup::Partition {
   std::vector<uint32_t> order;     // position in the request
   std::vector<uint64_t> keys;
   std::vector<uint32_t> occurrences;
-  std::vector<uint8_t> touched;    // per tablet, whether a key of it is wanted
+  std::vector<uint32_t> key_counts;  // per tablet, how many of its keys are wanted
   std::vector<uint8_t> skipped;    // per entry, whether a policy holds it back; empty if no table has one
 
   size_t groups() const { return size_t{1} << group_bits; }

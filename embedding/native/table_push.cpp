@@ -20,21 +20,19 @@ void TableGroup::partition(const Request& request, const uint32_t* occurrences, 
   while (bits < tablet_bits_ && (n >> (bits + 1)) >= kPushBlock) ++bits;
   partition.group_bits = bits;
   partition.starts.assign((size_t{1} << bits) + 1, 0);
-  partition.touched.assign(tablets(), 0);
+  uint32_t* starts = partition.starts.data();
+  partition.key_counts.assign(tablets(), 0);
   partition.order.resize(n);
   partition.keys.resize(n);
   partition.occurrences.resize(n);
-  uint32_t* starts = partition.starts.data();
-  uint8_t* touched = partition.touched.data();
+  uint32_t* key_counts = partition.key_counts.data();
+  for (size_t i = 0; i < n; ++i) ++key_counts[tablet_of(request.keys[i])];
   const int shift = tablet_bits_ - bits;
-  for (size_t i = 0; i < n; ++i) {
-    const size_t tablet = tablet_of(request.keys[i]);
-    if (mask != nullptr && !mask[tablet]) continue;
-    touched[tablet] = 1;
-    ++starts[tablet >> shift];
+  for (size_t tablet = 0; tablet < tablets(); ++tablet) {
+    if (mask != nullptr && !mask[tablet]) key_counts[tablet] = 0;
+    starts[(tablet >> shift) + 1] += key_counts[tablet];
   }
-  uint32_t sum = 0;
-  for (uint32_t& start : partition.starts) sum += std::exchange(start, sum);
+  for (size_t group = 0; group < partition.groups(); ++group) starts[group + 1] += starts[group];
   uint32_t* order = partition.order.data();
   uint64_t* keys = partition.keys.data();
   uint32_t* counts = partition.occurrences.data();
@@ -277,7 +275,7 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const float* gr
       const size_t group = cursor.fetch_add(1, std::memory_order_relaxed);
       if (group >= parted.groups()) break;
       for (size_t tablet = group * group_tablets; tablet < (group + 1) * group_tablets; ++tablet) {
-        if (!parted.touched[tablet]) continue;
+        if (parted.key_counts[tablet] == 0) continue;
         locks.add(tablet);
         ++tablets_[tablet].push_count;
       }
