@@ -337,8 +337,13 @@ class RemoteStore:
         while parts:
             map_before = self._links.map
             links = [self._links.link(part.shard) for part in parts]
+            # Two refused parts may meet at one shard; its shared memory holds one exchange.
+            first_at_shard = {part.shard: part for part in reversed(parts)}
             answers = self._side_by_side(
-                [functools.partial(self._send, link, part, norms) for link, part in zip(links, parts, strict=True)]
+                [
+                    functools.partial(self._send, link, part, norms, in_memory=first_at_shard[part.shard] is part)
+                    for link, part in zip(links, parts, strict=True)
+                ]
             )
             strays: list[tuple[ExchangePart, WrongShardError]] = []
             for part, answer in zip(parts, answers, strict=True):
@@ -395,7 +400,9 @@ class RemoteStore:
             parts.append(ExchangePart(shard, own_push, tablets, push_at, own_pull, pull_at))
         return parts
 
-    def _send(self, link: ShardLink, part: ExchangePart, norms: dict[str, float] | None) -> ExchangeBytes:
+    def _send(
+        self, link: ShardLink, part: ExchangePart, norms: dict[str, float] | None, *, in_memory: bool
+    ) -> ExchangeBytes:
         small, arrays = exchange_message(
             link.header, part.push, part.pull, self._wire, tablets=part.tablets, norms=norms
         )
@@ -404,7 +411,7 @@ class RemoteStore:
             counts = np.diff(part.pull.keys.splits).tolist()
             values = sum(n * self._widths[table] for n, table in zip(counts, part.pull.keys.tables, strict=True))
             reply = values * storage_dtype(self._wire.dtype).itemsize
-        return link.exchange(small, arrays, reply, compressed=self._wire.compression != "none")
+        return link.exchange(small, arrays, reply, in_memory=in_memory and self._wire.compression == "none")
 
     def _side_by_side(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer | WrongShardError]:
         """Replies of calls to several shards, made at once, in order; a call to the wrong shard gives its error.

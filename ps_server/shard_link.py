@@ -133,12 +133,15 @@ class ShardLink:
         return reply
 
     def exchange(
-        self, small: pb.ExchangeRequest, arrays: list[tuple[int, Packed]], reply_bytes: int, *, compressed: bool
+        self, small: pb.ExchangeRequest, arrays: list[tuple[int, Packed]], reply_bytes: int, *, in_memory: bool
     ) -> ExchangeBytes:
-        """The answer to an exchange; `reply_bytes`: of its rows. Raises: as `call`."""
+        """The answer to an exchange. Raises: as `call`.
+
+        reply_bytes: of its rows.   in_memory: it may use the shared memory; no other exchange of the link does until
+        its rows are taken."""
         begin = time.monotonic()
         size = reply_bytes + sum(array.nbytes if isinstance(array, np.ndarray) else len(array) for _, array in arrays)
-        if self._shares_memory and not compressed and size >= SHARED_BYTES:
+        if self._shares_memory and in_memory and size >= SHARED_BYTES:
             answer = self._exchange_in_memory(small, arrays, reply_bytes)
             if answer is not None:
                 return answer

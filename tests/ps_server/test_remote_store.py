@@ -23,7 +23,7 @@ from embershard.embedding.native_table_group import NativeTableGroup
 from embershard.embedding.store import Pull, Push, PushToken
 from embershard.embedding.table_config import ColumnBlock, Sgd, TableConfig, Zeros
 from embershard.embedding.table_group import TableKeys
-from embershard.ps_server import chunks
+from embershard.ps_server import chunks, shard_link
 from embershard.ps_server import parameter_server_pb2 as pb
 from embershard.ps_server.client import connect
 from embershard.ps_server.cluster_spec import ClusterSpec
@@ -88,7 +88,10 @@ def move(servers, tablets, receiver, epoch):
         server.adopt(new, 0)
 
 
-def test_only_keys_of_a_moved_tablet_are_rerouted_and_each_push_is_applied_once(folder):
+@pytest.mark.parametrize("shared_bytes", [0, 1 << 30])
+def test_only_keys_of_a_moved_tablet_are_rerouted_and_each_push_is_applied_once(folder, shared_bytes, monkeypatch):
+    # With shared memory for all sizes, parts that two shards refused meet at one shard whose memory holds one exchange.
+    monkeypatch.setattr(shard_link, "SHARED_BYTES", shared_bytes)
     spec = make_spec(folder, 3, BITS)
     with running_shards(spec, NativeTableGroup) as servers, connect(spec.shards[1]) as store:
         store.ensure_tables([COUNTER])

@@ -9,6 +9,7 @@ import platform
 import tempfile
 import threading
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from embershard.embedding.reference import ReferenceTableGroup
 from embershard.embedding.store import Pull, Push, PushToken
 from embershard.embedding.table_config import Adagrad, ColumnBlock, Sgd, TableConfig, Uniform, Zeros
 from embershard.embedding.table_group import AppliedMemory, TableKeys
+from embershard.ps_server import shard_link
 from embershard.ps_server.client_tokens import CLIENT_LEASE
 from embershard.ps_server.errors import SharedStoreNeededError, StoreClosedError
 from embershard.ps_server.local_store import LocalStore
@@ -49,11 +51,21 @@ def local_native(folder):
         yield store
 
 
+@contextlib.contextmanager
+def shards_in_memory(folder):
+    with (
+        mock.patch.object(shard_link, "SHARED_BYTES", 0),
+        remote_store(folder, 3, TABLET_BITS, NativeTableGroup) as store,
+    ):
+        yield store
+
+
 STORES = {
     "local": local,
     "local-native": local_native,
     "one-shard": lambda folder: remote_store(folder, 1, TABLET_BITS),
     "three-shards": lambda folder: remote_store(folder, 3, TABLET_BITS),
+    "three-native-shards-in-memory": shards_in_memory,
     "three-native-shards": lambda folder: remote_store(folder, 3, TABLET_BITS, NativeTableGroup),
 }
 
