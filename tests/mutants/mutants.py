@@ -98,14 +98,14 @@ MUTANTS = (
     Mutant(
         "state not reset on reuse",
         "embedding/native/table.cpp",
-        "  start_state(weights, RowStore::state(store.counters(row)));\n",
+        "    kernels_.start_state(block, weights + block.column, state + block.state_column);\n",
         "",
         CASES + "test_b30_a_key_that_evicts_another_inherits_nothing[native-optimizer0]",
     ),
     Mutant(
         "count not reset on reuse",
         "embedding/native/table.cpp",
-        "  *store.counters(row) = RowCounters{0, 0, 0};\n",
+        "  *counters = RowCounters{0, 0, 0};\n",
         "",
         CONTRACT + "test_b30_erased_rows_come_back_with_fresh_weights_state_and_count[native]",
     ),
