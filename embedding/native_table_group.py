@@ -13,7 +13,7 @@ from .init_vectors import load_init_vectors
 from .initializers import stream_base, uniform_constants
 from .optimizers import block_state_width
 from .policies import capacity_order, row_limit
-from .reference import check_droppable, check_finite, check_import, check_same_config, check_step
+from .request_checks import check_droppable, check_finite, check_import, check_same_config, check_step
 from .row_types import STORED_DTYPES
 from .table_config import (
     Adagrad,

@@ -1,4 +1,4 @@
-// Which keys get rows and which rows leave. Defined by policies.py and `_plan` in reference.py.
+// Which keys get rows and which rows leave. Defined by policies.py and reference_plan.py.
 //
 // Thread safety: none; every call is about one part, guarded by its tablet's lock. Decisions are functions of the part's
 // content and the push, never of insertion order or of other tablets.

@@ -248,7 +248,7 @@ MUTANTS = (
     ),
     Mutant(
         "reference: erased key still erased after it came back",
-        "embedding/reference.py",
+        "embedding/reference_table.py",
         "        self.parts[tablet].erased.pop(key, None)\n",
         "",
         DELTA + "[reference]",
@@ -269,8 +269,8 @@ MUTANTS = (
     ),
     Mutant(
         "reference: touched rows make room",
-        "embedding/reference.py",
-        "                if key not in touched\n",
+        "embedding/reference_plan.py",
+        "            if key not in touched\n",
         "",
         TWIN + "TestTwinMachine::runTest",
     ),

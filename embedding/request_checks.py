@@ -1,0 +1,96 @@
+"""What every table group asks of a request, a configuration and a snapshot before it changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import DuplicateKeyError, TableConflictError, UnknownTableError
+from .row_types import STORED_DTYPES
+from .table_config import TableConfig, unknown_table
+from .table_group import TableKeys, TabletSnapshot, UpdateStep
+
+
+def check_request(request: TableKeys, known: dict[str, Any], *, reads: bool = False) -> None:
+    """Raises: UnknownTableError, ValueError for a request not laid out as `TableKeys` says, DuplicateKeyError unless it
+    only `reads`."""
+    for name in request.tables:
+        if name not in known:
+            raise UnknownTableError(f"expected one of tables {sorted(known)}, got {name!r}")
+    if len(set(request.tables)) != len(request.tables):
+        raise ValueError(f"expected distinct tables in a request, got {request.tables}")
+    if request.keys.dtype != np.uint64 or request.keys.ndim != 1:
+        raise ValueError(f"expected keys (n,) uint64, got {request.keys.shape} {request.keys.dtype}")
+    splits = request.splits
+    if (
+        len(splits) != len(request.tables) + 1
+        or splits[0] != 0
+        or splits[-1] != len(request.keys)
+        or (np.diff(splits) < 0).any()
+    ):
+        raise ValueError(
+            f"expected {len(request.tables) + 1} ascending splits from 0 to {len(request.keys)}, got {splits}"
+        )
+    for index, name in enumerate(() if reads else request.tables):
+        keys = np.sort(request.keys_of(index))
+        repeated = keys[1:][keys[1:] == keys[:-1]]
+        if len(repeated):
+            raise DuplicateKeyError(f"expected unique keys, got key {int(repeated[0])} more than once (table {name!r})")
+
+
+def check_same_config(existing: TableConfig, config: TableConfig) -> None:
+    """Raises: TableConflictError naming the first field that differs."""
+    for name in type(config).model_fields:
+        if getattr(existing, name) != getattr(config, name):
+            raise TableConflictError(
+                f"expected {name} {getattr(existing, name)!r}, got {getattr(config, name)!r} (table {config.name!r})"
+            )
+
+
+def check_import(
+    snapshot: TabletSnapshot, tablet_bits: int, version: int, shape_of: Callable[[str], tuple[int, int, str]]
+) -> None:
+    """Raises: UnknownTableError, ValueError for a snapshot that does not fit; nothing has been changed."""
+    if snapshot.tablet_bits != tablet_bits:
+        raise ValueError(f"expected a snapshot of 2^{tablet_bits} tablets, got one of 2^{snapshot.tablet_bits}")
+    if snapshot.since_version is not None and snapshot.since_version > version:
+        raise ValueError(
+            f"expected a delta since version {version} or older, got since {snapshot.since_version} "
+            f"(tablet {snapshot.tablet})"
+        )
+    for name, rows in snapshot.tables.items():
+        dim, state_width, dtype = shape_of(name)
+        expected = STORED_DTYPES[dtype]
+        n = len(rows.keys)
+        tablets = rows.keys >> np.uint64(64 - tablet_bits) if tablet_bits else np.zeros(n, np.uint64)
+        if (rows.keys[1:] <= rows.keys[:-1]).any() or (tablets != snapshot.tablet).any():
+            raise ValueError(f"expected ascending keys of tablet {snapshot.tablet}, got others (table {name!r})")
+        if rows.weights.shape != (n, dim) or rows.weights.dtype != expected or rows.state.shape != (n, state_width):
+            raise ValueError(
+                f"expected weights ({n}, {dim}) {expected} and state ({n}, {state_width}), got "
+                f"{rows.weights.shape} {rows.weights.dtype} and {rows.state.shape} (table {name!r})"
+            )
+
+
+def check_droppable(name: str, configs: Mapping[str, TableConfig]) -> None:
+    """Raises: ValueError for the table of another table's unknown rows, which goes with that table."""
+    owners = [
+        other.name for other in configs.values() if other.unseen == "unknown_row" and unknown_table(other).name == name
+    ]
+    if owners:
+        raise ValueError(f"expected to drop table {owners[0]!r}, which owns {name!r}, got {name!r} alone")
+
+
+def check_step(step: UpdateStep) -> None:
+    """Raises: ValueError for a step that no push can have."""
+    if not (step.examples >= 1 and step.step >= 1 and 0 <= step.now < 1 << 32 and 0 <= step.lr_scale < np.inf):
+        raise ValueError(f"expected examples ≥ 1, step ≥ 1, 0 ≤ now < 2^32, finite lr_scale ≥ 0, got {step}")
+
+
+def check_finite(weights: npt.NDArray[np.float32]) -> None:
+    """Raises: ValueError for weights that are not all finite."""
+    if not np.isfinite(weights).all():
+        raise ValueError("expected finite weights, got nan or infinity")
