@@ -13,7 +13,15 @@ from .init_vectors import load_init_vectors
 from .initializers import stream_base, uniform_constants
 from .optimizers import block_state_width
 from .policies import capacity_order, row_limit
-from .request_checks import check_droppable, check_finite, check_import, check_same_config, check_step
+from .request_checks import (
+    check_droppable,
+    check_finite,
+    check_import,
+    check_same_config,
+    check_step,
+    check_writable,
+    unknown_owners,
+)
 from .row_types import STORED_DTYPES
 from .table_config import (
     Adagrad,
@@ -81,6 +89,7 @@ class NativeTableGroup:
         self._group = _native.TableGroup(tablet_bits, threads, kernels)
         self._configs: dict[str, TableConfig] = {}
         self._ids: dict[str, int] = {}
+        self._owners: dict[str, str] = {}
         self._state_widths: dict[str, int] = {}
         self._id_arrays: dict[tuple[str, ...], tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]] = {}
         self._lock = threading.Lock()
@@ -101,6 +110,7 @@ class NativeTableGroup:
             if config.unseen == "unknown_row":
                 self._add(unknown_table(config))
             self._add(config)
+            self._owners = unknown_owners(self._configs.values())
 
     def _add(self, config: TableConfig) -> None:
         existing = self._configs.get(config.name)
@@ -127,6 +137,7 @@ class NativeTableGroup:
             for table, native_id in dropped:
                 del self._configs[table], self._ids[table], self._state_widths[table]
                 self._group.drop_table(native_id)
+            self._owners = unknown_owners(self._configs.values())
 
     def tables(self) -> tuple[TableConfig, ...]:
         """See `TableGroup.tables`."""
@@ -156,6 +167,7 @@ class NativeTableGroup:
         tablets: npt.NDArray[np.bool_] | None = None,
     ) -> UpdateReport:
         """See `TableGroup.apply_gradients`."""
+        check_writable(request.tables, self._owners)
         check_step(step)
         ids, _ = self._ids_of(request.tables)
         native_step = _native.UpdateStep(step.examples, step.step, step.now, step.lr_scale, step.unit, step.batch)
@@ -181,6 +193,7 @@ class NativeTableGroup:
         tablets: npt.NDArray[np.bool_] | None = None,
     ) -> int:
         """See `TableGroup.assign`."""
+        check_writable(request.tables, self._owners)
         check_finite(weights)
         ids, _ = self._ids_of(request.tables)
         try:
@@ -190,6 +203,7 @@ class NativeTableGroup:
 
     def erase(self, request: TableKeys, tablets: npt.NDArray[np.bool_] | None = None) -> int:
         """See `TableGroup.erase`."""
+        check_writable(request.tables, self._owners)
         ids, _ = self._ids_of(request.tables)
         try:
             return self._group.erase(ids, request.keys, request.splits, tablets)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from . import policies
 from .errors import UnknownTableError
-from .reference_plan import plan_part
+from .reference_plan import make_room, plan_part
 from .reference_table import F32, MOST, U32, U64, Mask, Part, ReferenceTable, Row
 from .request_checks import (
     check_droppable,
@@ -18,6 +18,8 @@ from .request_checks import (
     check_request,
     check_same_config,
     check_step,
+    check_writable,
+    unknown_owners,
 )
 from .row_types import narrow_nearest, widen
 from .table_config import TableConfig, unknown_key, unknown_table
@@ -46,6 +48,7 @@ class ReferenceTableGroup:
             raise ValueError(f"expected tablet_bits in 0..16, got {tablet_bits}")
         self._tablet_bits = tablet_bits
         self._tables: dict[str, ReferenceTable] = {}
+        self._owners: dict[str, str] = {}
         self._versions = [1] * (1 << tablet_bits)
         self._push_counts = np.zeros(1 << tablet_bits, np.uint64)
         self._erased_since = [0] * (1 << tablet_bits)
@@ -68,6 +71,7 @@ class ReferenceTableGroup:
             if config.unseen == "unknown_row":
                 self.ensure_table(unknown_table(config))
             self._tables[config.name] = table
+            self._owners = unknown_owners(self.tables())
 
     def drop_table(self, name: str) -> None:
         """See `TableGroup.drop_table`."""
@@ -78,6 +82,7 @@ class ReferenceTableGroup:
             self._cursor = None
             if config.unseen == "unknown_row":
                 self._tables.pop(unknown_table(config).name, None)
+            self._owners = unknown_owners(self.tables())
 
     def tables(self) -> tuple[TableConfig, ...]:
         """See `TableGroup.tables`."""
@@ -129,6 +134,7 @@ class ReferenceTableGroup:
     ) -> UpdateReport:
         """See `TableGroup.apply_gradients`."""
         with self._lock:
+            check_writable(request.tables, self._owners)
             check_request(request, self._tables)
             dims = [self._tables[name].config.dim for name in request.tables]
             self._check_length(request, gradients, dims, "gradients")
@@ -210,6 +216,7 @@ class ReferenceTableGroup:
     ) -> int:
         """See `TableGroup.assign`."""
         with self._lock:
+            check_writable(request.tables, self._owners)
             check_request(request, self._tables)
             used = [self._tables[name] for name in request.tables]
             self._check_length(request, weights, [table.config.dim for table in used], "weights")
@@ -221,28 +228,39 @@ class ReferenceTableGroup:
             done = 0
             for index, table in enumerate(used):
                 keys = request.keys_of(index)
-                for position in np.flatnonzero(self._wanted(keys, tablets)).tolist():
-                    key = int(keys[position])
-                    part = table.parts[self._tablet(key)]
-                    row = part.rows.get(key)
-                    if row is not None and if_absent:
-                        continue
-                    if row is None:
-                        row = table.create(self._tablet(key), key)
-                    row.weights = narrow_nearest(table.config.dtype, weight_rows[index][position])
-                    row.state = (
-                        state_rows[index][position].copy()
-                        if state_rows is not None
-                        else table.initial_state(weight_rows[index][position])
-                    )
-                    row.touched_at = now
-                    row.version = self._versions[self._tablet(key)]
-                    done += 1
+                wanted = np.flatnonzero(self._wanted(keys, tablets))
+                wanted = wanted[np.argsort(keys[wanted])]
+                for tablet in np.unique(self._tablets(keys[wanted])).tolist():
+                    for position in self._to_assign(table, tablet, keys, wanted, if_absent):
+                        given = weight_rows[index][position]
+                        row = table.parts[tablet].rows[int(keys[position])]
+                        row.weights = narrow_nearest(table.config.dtype, given)
+                        row.state = (
+                            table.initial_state(given) if state_rows is None else state_rows[index][position].copy()
+                        )
+                        row.touched_at, row.version = now, self._versions[tablet]
+                        done += 1
             return done
+
+    def _to_assign(
+        self, table: ReferenceTable, tablet: int, keys: U64, wanted: npt.NDArray[np.int64], if_absent: bool
+    ) -> list[int]:
+        """Positions of the tablet's keys among the `wanted` (ascending by key) that are to be set; makes new rows."""
+        part = table.parts[tablet]
+        of_tablet = {int(keys[at]): at for at in wanted[self._tablets(keys[wanted]) == tablet].tolist()}
+        new = [key for key in of_tablet if key not in part.rows]
+        known = [] if if_absent else [key for key in of_tablet if key in part.rows]
+        room, evicted = make_room(table, tablet, len(new), set(of_tablet), self._versions[tablet])
+        for key in new[:room]:
+            table.create(tablet, key)
+        if evicted:
+            self._trim_erased(part, tablet)
+        return [of_tablet[key] for key in known + new[:room]]
 
     def erase(self, request: TableKeys, tablets: Mask | None = None) -> int:
         """See `TableGroup.erase`."""
         with self._lock:
+            check_writable(request.tables, self._owners)
             check_request(request, self._tables)
             done = 0
             for index, name in enumerate(request.tables):

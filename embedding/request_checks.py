@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -77,11 +77,9 @@ def check_import(
 
 def check_droppable(name: str, configs: Mapping[str, TableConfig]) -> None:
     """Raises: ValueError for the table of another table's unknown rows, which goes with that table."""
-    owners = [
-        other.name for other in configs.values() if other.unseen == "unknown_row" and unknown_table(other).name == name
-    ]
-    if owners:
-        raise ValueError(f"expected to drop table {owners[0]!r}, which owns {name!r}, got {name!r} alone")
+    owner = unknown_owners(configs.values()).get(name)
+    if owner is not None:
+        raise ValueError(f"expected to drop table {owner!r}, which owns {name!r}, got {name!r} alone")
 
 
 def check_step(step: UpdateStep) -> None:
@@ -94,3 +92,18 @@ def check_finite(weights: npt.NDArray[np.float32]) -> None:
     """Raises: ValueError for weights that are not all finite."""
     if not np.isfinite(weights).all():
         raise ValueError("expected finite weights, got nan or infinity")
+
+
+def unknown_owners(configs: Iterable[TableConfig]) -> dict[str, str]:
+    """Names of the tables that hold another's unknown rows, each with the name of that other table."""
+    return {unknown_table(config).name: config.name for config in configs if config.unseen == "unknown_row"}
+
+
+def check_writable(tables: Iterable[str], owners: Mapping[str, str]) -> None:
+    """Raises: ValueError for a table of another's unknown rows, which pushes to that other table alone change."""
+    for name in tables:
+        if name in owners:
+            raise ValueError(
+                f"expected a table with rows of its own, got {name!r}: it holds the unknown rows of table "
+                f"{owners[name]!r} and is trained by the keys of that one"
+            )

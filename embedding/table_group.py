@@ -201,7 +201,10 @@ class TableGroup(Protocol):
         """Create admitted absent rows, then update every row by its block optimizers.
 
         gradients: (Σ n_t·D_t,) float32 laid out as lookup's result.   occurrences: (n,) uint32, added to `count`.
-        A row with a non-finite gradient is refused, counted and named; all others are applied."""
+        A row with a non-finite gradient is refused, counted and named; all others are applied.
+
+        Raises: UnknownTableError, DuplicateKeyError, ValueError (a table that holds another table's unknown rows is
+        trained by pushes to that table alone); nothing is changed."""
 
     def assign(
         self,
@@ -215,10 +218,15 @@ class TableGroup(Protocol):
     ) -> int:
         """Number of rows set. State is initial unless given, flat (Σ n_t·S_t,).
 
-        `if_absent` leaves existing rows as they are. Raises: ValueError for weights not finite; nothing is set."""
+        A full tablet makes room for new rows as it does for a push, by evicting rows that are not in the request, or
+        has none; new keys beyond it, the largest first, are not set and not counted. `if_absent` leaves existing rows
+        as they are. Raises: ValueError for weights not finite and for a table of another's unknown rows; nothing is
+        set."""
 
     def erase(self, request: TableKeys, tablets: npt.NDArray[np.bool_] | None = None) -> int:
-        """Number of rows removed; absent keys are ignored."""
+        """Number of rows removed; absent keys are ignored.
+
+        Raises: ValueError for a table that holds another table's unknown rows, which stay as long as that table."""
 
     def expired(self, now: int, max_rows: int | None = None) -> TableKeys:
         """Keys that `evict` would remove, ascending a table; nothing is removed.
@@ -233,7 +241,10 @@ class TableGroup(Protocol):
         """Consistent copy of one tablet: whole, or rows with version > `since_version` and keys erased since."""
 
     def import_tablet(self, snapshot: TabletSnapshot) -> None:
-        """Replace (whole) or merge into (since a version) the tablet. Tables must exist with equal layout."""
+        """Replace (whole) or merge into (since a version) the tablet. Tables must exist with equal layout.
+
+        Every row is kept, even above the tablet's capacity, so that a restore is exact; the next push or assign to the
+        tablet's rows of that table evicts the excess."""
 
     def drop_tablet(self, tablet: int) -> None:
         """Forget all rows of one tablet in all tables."""

@@ -255,7 +255,10 @@ class Shard:
         return AssignRows(token, keys, weights, state, if_absent, now, fresh) if fresh.any() else None
 
     def decide_erase(self, token: PushToken, keys: TableKeys, tablets: TabletMask | None = None) -> EraseRows | None:
-        """The mutation that removes the rows, or None where every tablet had the token already."""
+        """The mutation that removes the rows, or None where every tablet had the token already.
+
+        Raises: as `decide`."""
+        self._check_writable(keys.tables)
         fresh = self._fresh(token, keys, tablets)
         return EraseRows(token, keys, fresh) if fresh.any() else None
 

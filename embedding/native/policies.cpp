@@ -74,29 +74,6 @@ void admit(const PlannedPart& planned, std::vector<PlannedKey>& keys, const std:
   }
 }
 
-// New rows there is room for, after evicting rows that the push does not touch if the table evicts.
-size_t make_room(const PlannedPart& planned, const std::vector<PlannedKey>& keys, size_t wanted, PartPlan& plan) {
-  const TableSpec& spec = planned.table.spec;
-  Part& part = planned.part;
-  if (spec.row_limit == 0) return wanted;
-  const uint64_t quota = share(spec.row_limit, planned.tablet, planned.tablet_bits);
-  if (part.rows() + wanted <= quota) return wanted;
-  if (spec.capacity_order != CapacityOrder::refuse) {
-    std::vector<std::pair<uint32_t, uint64_t>> leaving;
-    part.for_each([&](uint64_t key, uint32_t row) {
-      const auto at = std::lower_bound(keys.begin(), keys.end(), key, [](const PlannedKey& a, uint64_t b) { return a.key < b; });
-      if (at != keys.end() && at->key == key) return;
-      const RowCounters* counters = planned.table.store.counters(row);
-      leaving.emplace_back(spec.capacity_order == CapacityOrder::lru ? counters->touched_at : counters->count, key);
-    });
-    const size_t excess = std::min<size_t>(leaving.size(), part.rows() + wanted - quota + quota / 8);
-    std::nth_element(leaving.begin(), leaving.begin() + static_cast<std::ptrdiff_t>(excess), leaving.end());
-    for (size_t i = 0; i < excess; ++i) remove_row(planned.table, part, leaving[i].second, planned.version);
-    plan.evicted = static_cast<int64_t>(excess);
-  }
-  return quota > part.rows() ? std::min<size_t>(wanted, quota - part.rows()) : 0;
-}
-
 void train_unknown(const PlannedPart& planned, const std::vector<PlannedKey>& keys, const std::vector<size_t>& held_back) {
   Table& unknown = *planned.unknown;
   float* total = planned.scratch + size_t{2} * unknown.dim();
@@ -123,6 +100,28 @@ uint64_t share(uint64_t total, size_t tablet, int tablet_bits) {
   return total / tablets + (tablet < total % tablets ? 1 : 0);
 }
 
+Room make_room(const PartAt& at, const std::vector<uint64_t>& keys, size_t wanted) {
+  const TableSpec& spec = at.table.spec;
+  Part& part = at.part;
+  if (spec.row_limit == 0) return {wanted, 0};
+  const uint64_t quota = share(spec.row_limit, at.tablet, at.tablet_bits);
+  if (part.rows() + wanted <= quota) return {wanted, 0};
+  size_t excess = 0;
+  if (spec.capacity_order != CapacityOrder::refuse) {
+    std::vector<std::pair<uint32_t, uint64_t>> leaving;
+    part.for_each([&](uint64_t key, uint32_t row) {
+      if (std::binary_search(keys.begin(), keys.end(), key)) return;
+      const RowCounters* counters = at.table.store.counters(row);
+      leaving.emplace_back(spec.capacity_order == CapacityOrder::lru ? counters->touched_at : counters->count, key);
+    });
+    excess = std::min<size_t>(leaving.size(), part.rows() + wanted - quota + quota / 8);
+    std::nth_element(leaving.begin(), leaving.begin() + static_cast<std::ptrdiff_t>(excess), leaving.end());
+    for (size_t i = 0; i < excess; ++i) remove_row(at.table, part, leaving[i].second, at.version);
+  }
+  const size_t rows = quota > part.rows() ? std::min<size_t>(wanted, quota - part.rows()) : 0;
+  return {rows, static_cast<int64_t>(excess)};
+}
+
 PartPlan plan_part(const PlannedPart& planned, std::vector<PlannedKey>& keys) {
   PartPlan plan;
   std::vector<size_t> fresh;
@@ -134,10 +133,16 @@ PartPlan plan_part(const PlannedPart& planned, std::vector<PlannedKey>& keys) {
   admit(planned, keys, fresh);
   std::vector<size_t> admitted, held_back;
   for (size_t position : fresh) (keys[position].is_skipped ? held_back : admitted).push_back(position);
-  const size_t room = make_room(planned, keys, admitted.size(), plan);
+  std::vector<uint64_t> touched;
+  if (planned.table.spec.row_limit != 0) {
+    touched.reserve(keys.size());
+    for (const PlannedKey& key : keys) touched.push_back(key.key);
+  }
+  const Room room = make_room(planned, touched, admitted.size());
+  plan.evicted = room.evicted;
   for (size_t i = 0; i < admitted.size(); ++i) {
     PlannedKey& key = keys[admitted[i]];
-    if (i >= room) {
+    if (i >= room.rows) {
       key.is_skipped = true;
       ++plan.over_limit;
       continue;

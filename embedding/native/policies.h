@@ -42,13 +42,17 @@ struct PartPlan {
   int64_t created = 0, not_admitted = 0, over_limit = 0, evicted = 0;
 };
 
-// One part in one push.
-struct PlannedPart {
+// One part, and the version at which its rows change.
+struct PartAt {
   Table& table;
   Part& part;
   size_t tablet;
   int tablet_bits;
   uint32_t version;
+};
+
+// One part in one push.
+struct PlannedPart : PartAt {
   const UpdateStep& step;
   Table* unknown;                              // table of the unknown rows, or nullptr
   const std::vector<BlockPlan>* unknown_plan;
@@ -58,6 +62,15 @@ struct PlannedPart {
 // Makes the new rows that are admitted and have room, evicting others if the table does; marks the rest as skipped and
 // trains the tablet's unknown row with them. `keys` ascend.
 PartPlan plan_part(const PlannedPart& planned, std::vector<PlannedKey>& keys);
+
+struct Room {
+  size_t rows;
+  int64_t evicted;
+};
+
+// How many of `wanted` new rows the part has room for, after evicting rows other than those of `keys` (ascending) if the
+// table does. The caller trims the erased keys when its new rows are made.
+Room make_room(const PartAt& at, const std::vector<uint64_t>& keys, size_t wanted);
 
 // Whether a ttl, min_l2 or score policy lets the row go. `weights` holds dim floats.
 bool is_expired(const Table& table, uint32_t row, uint32_t now, float* scratch);

@@ -68,32 +68,53 @@ int64_t TableGroup::assign(const Request& request, const float* weights, const f
   require(request.tables, request.table_count);
   check_unique(request);
   int64_t done = 0;
-  size_t weight_offset = 0, state_offset = 0;
-  std::vector<float> row_scratch;
   for (size_t t = 0; t < request.table_count; ++t) {
     Table& used = table(request.tables[t]);
-    row_scratch.resize(used.dim());
-    for (int64_t i = request.splits[t]; i < request.splits[t + 1]; ++i) {
-      const float* row_weights = weights + weight_offset;
-      const float* row_state = state == nullptr ? nullptr : state + state_offset;
-      weight_offset += used.dim();
-      state_offset += used.spec.state_width;
-      const uint64_t key = request.keys[i];
-      const size_t tablet = tablet_of(key);
-      if (mask != nullptr && !mask[tablet]) continue;
-      LockedTablets lock(tablets_.get(), false);
-      lock.add(tablet);
-      Part& part = used.parts[tablet];
+    const auto n = static_cast<size_t>(request.splits[t + 1] - request.splits[t]);
+    done += assign_rows(used, {request.keys + request.splits[t], n, weights, state, if_absent, now}, mask);
+    weights += n * used.dim();
+    if (state != nullptr) state += n * used.spec.state_width;
+  }
+  return done;
+}
+
+int64_t TableGroup::assign_rows(Table& used, const GivenRows& given, const bool* mask) {
+  int64_t done = 0;
+  std::vector<std::pair<uint64_t, size_t>> sorted;  // (key, position): tablets lie side by side in key order
+  sorted.reserve(given.count);
+  for (size_t i = 0; i < given.count; ++i) {
+    if (mask == nullptr || mask[tablet_of(given.keys[i])]) sorted.emplace_back(given.keys[i], i);
+  }
+  std::sort(sorted.begin(), sorted.end());
+  std::vector<uint64_t> keys;  // of one tablet
+  std::vector<float> row_scratch(used.dim());
+  for (size_t begin = 0; begin < sorted.size(); begin += keys.size()) {
+    const size_t tablet = tablet_of(sorted[begin].first);
+    keys.clear();
+    for (size_t i = begin; i < sorted.size() && tablet_of(sorted[i].first) == tablet; ++i) keys.push_back(sorted[i].first);
+    LockedTablets lock(tablets_.get(), false);
+    lock.add(tablet);
+    Part& part = used.parts[tablet];
+    const uint32_t version = tablets_[tablet].version;
+    const auto fresh = std::count_if(keys.begin(), keys.end(), [&](uint64_t key) { return part.find(key) == kNoRow; });
+    Room room = make_room({used, part, tablet, tablet_bits_, version}, keys, static_cast<size_t>(fresh));
+    for (size_t i = begin; i < begin + keys.size(); ++i) {
+      const auto [key, position] = sorted[i];
       uint32_t row = part.find(key);
-      if (row != kNoRow && if_absent) continue;
-      if (row == kNoRow) row = used.create(part, key, row_scratch.data());
-      used.store_initial(row, row_weights);
+      if (row != kNoRow ? given.if_absent : room.rows == 0) continue;
+      if (row == kNoRow) {
+        row = used.create(part, key, row_scratch.data());
+        --room.rows;
+      }
+      used.store_initial(row, given.weights + position * used.dim());
       RowCounters* counters = used.store.counters(row);
-      if (row_state != nullptr) std::memcpy(RowStore::state(counters), row_state, used.spec.state_width * sizeof(float));
-      counters->touched_at = now;
-      counters->version = tablets_[tablet].version;
+      const size_t width = used.spec.state_width;
+      if (given.state != nullptr) std::memcpy(RowStore::state(counters), given.state + position * width, width * sizeof(float));
+      counters->touched_at = given.now;
+      counters->version = version;
       ++done;
     }
+    if (room.evicted != 0) trim_erased_of(part, tablet);
   }
   return done;
 }

@@ -108,6 +108,16 @@ struct PartStats {
   int64_t weight_bytes = 0, state_bytes = 0, counter_bytes = 0, index_bytes = 0, free_bytes = 0;
 };
 
+// What assign is given for one table.
+struct GivenRows {
+  const uint64_t* keys;
+  size_t count;
+  const float* weights;
+  const float* state;  // or nullptr
+  bool if_absent;
+  uint32_t now;
+};
+
 struct KeyBlock;
 
 class TableGroup {
@@ -129,6 +139,7 @@ class TableGroup {
   // `mask` (tablets() bools) or nullptr for all.
   UpdateReport apply_gradients(const Request& request, const float* gradients, const uint32_t* occurrences,
                                const UpdateStep& step, const bool* mask);
+  // Rows set. New keys for which a full part finds no room are left out, the largest first.
   int64_t assign(const Request& request, const float* weights, const float* state, bool if_absent, uint32_t now,
                  const bool* mask);
   int64_t erase(const Request& request, const bool* mask);
@@ -163,6 +174,7 @@ class TableGroup {
   void partition(const Request& request, const uint32_t* occurrences, const bool* mask, Partition& partition) const;
   void check_unique(const Request& request, const Partition& partition) const;
   void check_unique(const Request& request) const;
+  int64_t assign_rows(Table& table, const GivenRows& given, const bool* mask);
   void import_rows(Table& table, size_t tablet, const TableRowsView& view, TabletState state);
   void clear_tablet(size_t tablet);
   void lookup_range(const Request& request, AbsentRows absent, const size_t* offsets, size_t begin, size_t end, float* out);

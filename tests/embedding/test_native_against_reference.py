@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from embershard.embedding.native_table_group import NativeTableGroup, kernel_sets
+from embershard.embedding.policies import row_limit
 from embershard.embedding.reference import ReferenceTableGroup
-from embershard.embedding.table_config import ColumnBlock, Normal, TableConfig, TruncatedNormal, Uniform
+from embershard.embedding.table_config import (
+    Capacity,
+    ColumnBlock,
+    Normal,
+    TableConfig,
+    TruncatedNormal,
+    Uniform,
+    share,
+)
 from embershard.embedding.table_group import TableGroup, TableKeys, UpdateStep
 
 from .table_samples import OPTIMIZERS, POLICY_TABLES, assert_same_rows, same_bits
@@ -83,10 +92,10 @@ class TwinMachine(RuleBasedStateMachine):
         request = request_of(np.random.default_rng(seed), self.tables(), 100)
         assert same_bits(self.native.lookup(request, absent), self.reference.lookup(request, absent))
 
-    @rule(seed=st.integers(0, 2**32), with_state=st.booleans(), if_absent=st.booleans())
-    def assign(self, seed: int, with_state: bool, if_absent: bool) -> None:
+    @rule(seed=st.integers(0, 2**32), with_state=st.booleans(), if_absent=st.booleans(), most=st.sampled_from([8, 90]))
+    def assign(self, seed: int, with_state: bool, if_absent: bool, most: int) -> None:
         rng = np.random.default_rng(seed)
-        request = request_of(rng, self.tables(), 8)
+        request = request_of(rng, self.tables(), most)
         lengths = np.diff(request.splits)
         dims = {table.name: table.dim for table in self.tables()}
         weights = rng.normal(size=int(sum(dims[n] * k for n, k in zip(request.tables, lengths, strict=True)))).astype(
@@ -95,8 +104,12 @@ class TwinMachine(RuleBasedStateMachine):
         widths = {name: self.reference.state_width(name) for name in request.tables}
         size = int(sum(widths[n] * k for n, k in zip(request.tables, lengths, strict=True)))
         state = np.abs(rng.normal(size=size)).astype(np.float32) if with_state else None
-        native = self.native.assign(request, weights, state, if_absent=if_absent, now=self.now)
-        assert native == self.reference.assign(request, weights, state, if_absent=if_absent, now=self.now)
+        mask = rng.random(1 << BITS) < 0.7 if seed % 2 else None
+        native, reference = (
+            group.assign(request, weights, state, if_absent=if_absent, now=self.now, tablets=mask)
+            for group in (self.native, self.reference)
+        )
+        assert native == reference
 
     @rule(seed=st.integers(0, 2**32))
     def erase(self, seed: int) -> None:
@@ -148,6 +161,11 @@ class TwinMachine(RuleBasedStateMachine):
     def same(self) -> None:
         if hasattr(self, "native"):
             assert np.array_equal(self.native.push_counts(), self.reference.push_counts())
+            for config in POLICY_TABLES:
+                limit = row_limit(config, BITS)
+                if limit is not None:
+                    quotas = np.array([share(limit, tablet, BITS) for tablet in range(1 << BITS)])
+                    assert (self.native.stats()[config.name].rows_by_tablet <= quotas).all(), config.name
 
     def teardown(self) -> None:
         if hasattr(self, "native"):
@@ -188,6 +206,30 @@ def test_every_optimizer_initializer_and_row_type_gives_the_same_bits(kernels: s
         assert native.apply_gradients(request, gradients, occurrences, push) == reference.apply_gradients(
             request, gradients, occurrences, push
         )
+    assert_same_rows(native, reference)
+
+
+def test_erased_keys_are_forgotten_at_the_same_moment() -> None:
+    """Keys that leave for room and come back carry the number of remembered keys to its limit and over."""
+    config = TableConfig(name="t", blocks=(ColumnBlock(dim=1),), eviction=(Capacity(capacity_rows=16),))
+    native, reference = NativeTableGroup(0), ReferenceTableGroup(0)
+    rng, forgotten = np.random.default_rng(0), set()
+    for group in (native, reference):
+        group.ensure_table(config)
+    for now in range(400):
+        request = TableKeys.of("t", rng.choice(1150, 12, replace=False))
+        values, counts = rng.normal(size=12).astype(np.float32), np.ones(12, np.uint32)
+        for group in (native, reference):
+            group.cut(0)
+            if now % 3:
+                group.apply_gradients(request, values, counts, UpdateStep(now=now))
+            else:
+                group.assign(request, values, now=now)
+        left, right = native.snapshot(0), reference.snapshot(0)
+        assert left.erased_since == right.erased_since
+        assert same_bits(left.tables["t"].erased_keys, right.tables["t"].erased_keys)
+        forgotten.add(left.erased_since)
+    assert len(forgotten) > 1
     assert_same_rows(native, reference)
 
 

@@ -11,6 +11,7 @@ import pytest
 from embershard.embedding.batch_rows import Bags, Pooling, RowColumns, deduplicate, pooled_fields, sum_row_gradients
 from embershard.embedding.initializers import initial_weights
 from embershard.embedding.native_table_group import NativeTableGroup
+from embershard.embedding.policies import bytes_per_row
 from embershard.embedding.reference import ReferenceTableGroup
 from embershard.embedding.table_config import (
     Adagrad,
@@ -30,7 +31,7 @@ from embershard.embedding.table_config import (
 )
 from embershard.embedding.table_group import TableGroup, TableKeys, TableRows, TableUpdate, UpdateStep
 
-from .table_samples import OPTIMIZERS
+from .table_samples import OPTIMIZERS, assert_same_rows
 
 GroupMaker = Callable[..., TableGroup]
 DAY = 86_400
@@ -244,6 +245,57 @@ def test_b28_a_request_above_capacity_reports_what_it_dropped(
     held = values != 0
     assert np.array_equal(values[held], keys[held].astype(np.float32))
     assert held.sum() == update.created
+
+
+@pytest.mark.parametrize(("order", "leaving"), [("lru", [1, 2, 3]), ("lfu", [6, 7, 8])])
+def test_b28_an_assigned_row_makes_room_as_a_pushed_one_does(
+    make_group: GroupMaker, order: str, leaving: list[int]
+) -> None:
+    config = table(Sgd(lr=1), eviction=(Capacity(capacity_rows=8, order=order),))
+    group = group_of(make_group, config)
+    for key in range(1, 9):
+        push(group, [key], [-key], occurrences=10 - key, now=key)
+    copy, base = restarted(make_group, group), group.snapshot(0).version
+    group.cut(0)
+    assert group.assign(TableKeys.of("user", [100, 4, 101]), np.array([70, 71, 72], np.float32), now=9) == 3
+    rows = stored(group)
+    assert rows.keys.tolist() == sorted({*range(1, 9), 100, 101} - set(leaving))
+    assert rows.erased_keys.tolist() == leaving
+    assert read(group, [4, 100, 101]).ravel().tolist() == [71, 70, 72]
+    copy.import_tablet(group.snapshot(0, base))
+    assert_same_rows(copy, group)
+
+
+def test_b28_assigned_rows_leave_out_the_largest_keys_and_never_one_another(make_group: GroupMaker) -> None:
+    group = group_of(make_group, table(Sgd(lr=1), eviction=(Capacity(capacity_rows=8),)))
+    push(group, [3, 50, 60], [-1.0, -1.0, -1.0], now=1)
+    keys = np.arange(20, 0, -1)
+    assert group.assign(TableKeys.of("user", keys), keys.astype(np.float32), if_absent=True, now=2) == 7
+    assert stored(group).keys.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert read(group, [3, 8]).ravel().tolist() == [1, 8]
+
+
+def test_b28_assigned_rows_without_room_are_not_set(make_group: GroupMaker) -> None:
+    config = table(Sgd(lr=1))
+    config = config.model_copy(update={"memory_limit_bytes": 4 * bytes_per_row(config)})
+    group = group_of(make_group, config)
+    assert group.assign(TableKeys.of("user", [2, 1]), np.array([2, 1], np.float32)) == 2
+    values = np.array([50, 10, 40, 30, 20], np.float32)
+    assert group.assign(TableKeys.of("user", [5, 1, 4, 3, 2]), values) == 4
+    assert stored(group).keys.tolist() == [1, 2, 3, 4]
+    assert stored(group).erased_keys.tolist() == []
+    assert read(group, [1, 2, 3, 4, 5]).ravel().tolist() == [10, 20, 30, 40, 0]
+
+
+def test_b28_an_import_above_capacity_is_exact_and_the_next_push_evicts(make_group: GroupMaker) -> None:
+    donor = group_of(make_group, table(Sgd(lr=1)))
+    for key in range(1, 21):
+        push(donor, [key], [-key], now=key)
+    group = group_of(make_group, table(Sgd(lr=1), eviction=(Capacity(capacity_rows=8),)))
+    group.import_tablet(donor.snapshot(0))
+    assert_same_rows(group, donor)
+    assert push(group, [5], [0.0], now=21).evicted == 13
+    assert stored(group).keys.tolist() == [5, 15, 16, 17, 18, 19, 20]
 
 
 def test_b28_a_full_table_has_room_again_after_an_erase(make_group: GroupMaker) -> None:

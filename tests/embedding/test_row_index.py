@@ -65,6 +65,20 @@ def test_keys_that_crowd_a_bucket_are_found_erased_and_put_back(cluster: str) ->
     assert read(group, keys) == [-1.0] * len(keys)
 
 
+def test_old_and_new_keys_of_a_push_into_growing_parts_are_each_updated_once() -> None:
+    """Parts grow while later keys of the push are on their way, and take over the index memory others gave back."""
+    rng = np.random.default_rng(5)
+    group, pushes = counting_group(tablet_bits=6), {}
+    keys = rng.integers(0, 2**64, 6000, np.uint64)
+    for known in range(100, len(keys), 400):
+        chosen = rng.permutation(np.concatenate([keys[:known][-1500:], keys[known : known + 400]]))
+        push(group, chosen)
+        for key in chosen.tolist():
+            pushes[key] = pushes.get(key, 0) - 1.0
+        assert group.stats()["user"].rows == len(pushes)
+        assert read(group, np.array(list(pushes), np.uint64)) == list(pushes.values())
+
+
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_eviction_in_small_bites_visits_every_row_once(cluster: str) -> None:
     keys = keys_with_hashes(CLUSTERS[cluster])

@@ -16,6 +16,7 @@ from embershard.embedding.table_config import (
     Adam,
     ColumnBlock,
     Ftrl,
+    MinCount,
     RowwiseAdagrad,
     Sgd,
     TableConfig,
@@ -120,6 +121,38 @@ def test_unknown_table_is_named(make_group: GroupMaker) -> None:
     group.ensure_table(table())
     with pytest.raises(UnknownTableError, match=r"'user'.*'usr'"):
         rows_of(group, [1], name="usr")
+
+
+def test_rows_of_unknown_keys_change_with_their_table_alone(make_group: GroupMaker) -> None:
+    group = make_group(tablet_bits=0)
+    group.ensure_table(table(admission=MinCount(count=2), unseen="unknown_row", optimizer=Sgd(lr=1)))
+    push(group, [7], np.ones(4))
+    before = group.snapshot(0)
+    aimed = TableKeys.concat({"user": EDGE_KEYS, "user/unknown": EDGE_KEYS})
+    flat = np.ones(len(aimed.keys) * 4, np.float32)
+    for verb in (
+        lambda: group.apply_gradients(aimed, flat, np.ones(len(aimed.keys), np.uint32), UpdateStep()),
+        lambda: group.assign(aimed, flat),
+        lambda: group.erase(aimed),
+    ):
+        with pytest.raises(ValueError, match=r"got 'user/unknown': it holds the unknown rows of table 'user'"):
+            verb()
+    after = group.snapshot(0)
+    assert after.push_count == before.push_count
+    assert after.tables["user/unknown"].keys.tolist() == [0]
+    assert after.tables["user"].keys.tolist() == []
+    assert rows_of(group, [0], name="user/unknown").tolist() == [[-1.0] * 4]
+    push(group, [8], np.ones(4))
+    assert rows_of(group, [0], name="user/unknown").tolist() == [[-2.0] * 4]
+
+
+def test_a_table_may_be_named_unknown_where_it_is_nobodys(make_group: GroupMaker) -> None:
+    group = make_group()
+    group.ensure_table(table(admission=MinCount(count=2), unseen="unknown_row"))
+    group.drop_table("user")
+    group.ensure_table(table("user/unknown"))
+    assert push(group, [7], np.ones(4), name="user/unknown").tables["user/unknown"].created == 1
+    assert group.erase(TableKeys.of("user/unknown", [7])) == 1
 
 
 def test_ensure_table_is_idempotent_and_refuses_another_configuration(make_group: GroupMaker) -> None:

@@ -34,6 +34,7 @@ TWIN = "embedding/test_native_against_reference.py::"
 CROWDED = INDEX + "test_keys_that_crowd_a_bucket_are_found_erased_and_put_back"
 DROPPED = INDEX + "test_rows_of_a_dropped_tablet_serve_others_one_at_a_time"
 BITES = INDEX + "test_eviction_in_small_bites_visits_every_row_once"
+GROWING = INDEX + "test_old_and_new_keys_of_a_push_into_growing_parts_are_each_updated_once"
 DELTA = CONTRACT + "test_base_and_delta_rebuild_an_equal_group"
 
 MUTANTS = (
@@ -72,6 +73,21 @@ MUTANTS = (
         "if (key_hash >= hash && home_of",
         "if (key_hash > hash && home_of",
         BITES,
+    ),
+    # --- finder of a request's rows ---
+    Mutant(
+        "index that moved not noticed",
+        "embedding/native/row_finder.h",
+        "    if (block.moves != moves_) start(block);\n",
+        "",
+        GROWING,
+    ),
+    Mutant(
+        "key that passed its home not looked for behind it",
+        "embedding/native/row_finder.h",
+        "      block.rows[at] = part_of(block, at).find(block.keys[at]);\n",
+        "",
+        CROWDED,
     ),
     # --- row memory ---
     Mutant(
@@ -205,9 +221,16 @@ MUTANTS = (
     Mutant(
         "capacity makes room for one row too many",
         "embedding/native/policies.cpp",
-        "if (part.rows() + wanted <= quota) return wanted;",
-        "if (part.rows() + wanted <= quota + 1) return wanted;",
+        "if (part.rows() + wanted <= quota) return {wanted, 0};",
+        "if (part.rows() + wanted <= quota + 1) return {wanted, 0};",
         CASES + "test_b29_a_key_in_a_freed_row_starts_to_count_anew[native]",
+    ),
+    Mutant(
+        "assigned rows find room always",
+        "embedding/native/table_group.cpp",
+        "if (row != kNoRow ? given.if_absent : room.rows == 0) continue;",
+        "if (row != kNoRow && given.if_absent) continue;",
+        CASES + "test_b28_assigned_rows_without_room_are_not_set[native]",
     ),
     Mutant(
         "occurrences not thrown for one by one",

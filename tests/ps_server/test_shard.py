@@ -245,7 +245,7 @@ def test_tablet_that_moves_between_refusal_and_second_try_still_waits_for_it():
     assert carry_out(donor, push(7, 1, 5, one), mask(1)).duplicate == 1
 
 
-def test_table_of_unknown_rows_takes_no_push_and_no_assignment():
+def test_table_of_unknown_rows_takes_no_push_no_assignment_and_no_erasure():
     shard = make_shard()
     table = TableConfig(name="item", blocks=(ColumnBlock(dim=1),), admission=MinCount(count=2), unseen="unknown_row")
     shard.apply(EnsureTables((table, unknown_table(table))))
@@ -255,6 +255,8 @@ def test_table_of_unknown_rows_takes_no_push_and_no_assignment():
     ones = np.ones(4, np.float32)
     with pytest.raises(ValueError, match="got 'item/unknown'"):
         shard.decide_assign(ClientTokens().next(), aimed, ones, None, if_absent=False, now=0)
+    with pytest.raises(ValueError, match="got 'item/unknown'"):
+        shard.decide_erase(ClientTokens().next(), aimed)
     assert shard.read(Pull(aimed)).values.tolist() == [0.0] * 4
     own = TableConfig(name="own/unknown", blocks=(ColumnBlock(dim=1),))
     shard.apply(EnsureTables((own,)))
