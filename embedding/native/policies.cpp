@@ -88,9 +88,9 @@ void train_unknown(const PlannedPart& planned, const std::vector<PlannedKey>& ke
   Part& part = unknown.parts[planned.tablet];
   uint32_t row = part.find(key);
   if (row == kNoRow) row = unknown.create(part, key, planned.scratch);
-  const RowWrite write = {key, row, total, RowCounters{occurrences, planned.step.now, planned.version}};
-  bool applied = false;  // always, as the gradient is accepted
-  unknown.update(*planned.unknown_plan, &write, 1, planned.scratch, &applied);
+  RowWrites write;
+  write.add(unknown.store, key, row, total, RowCounters{occurrences, planned.step.now, planned.version});
+  unknown.update(*planned.unknown_plan, write, planned.scratch);  // not refused, as the gradient is accepted
 }
 
 }  // namespace

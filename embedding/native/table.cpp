@@ -113,27 +113,20 @@ std::vector<BlockPlan> Table::plan(const UpdateStep& step) const {
   return plans;
 }
 
-void Table::update(const std::vector<BlockPlan>& plan, const RowWrite* writes, size_t count, float* scratch,
-                   bool* applied, const RowsAhead<true>& ahead) const {
-  RowUpdate updates[kMostWrites];
-  RowCounters* counters[kMostWrites];
-  for (size_t i = 0; i < count; ++i) {
-    counters[i] = store.counters(writes[i].row);
-    updates[i] = {reinterpret_cast<float*>(store.weights(writes[i].row)), writes[i].gradient, RowStore::state(counters[i])};
-  }
+void Table::update(const std::vector<BlockPlan>& plan, RowWrites& writes, float* scratch, const RowsAhead<true>& ahead) const {
   if (is_float32()) {
-    kernels_.update_rows(plan.data(), plan.size(), count, updates, ahead, applied, scratch);
+    kernels_.update_rows(plan.data(), plan.size(), writes.count, writes.updates, ahead, writes.applied, scratch);
   } else {
     ahead.fetch_from(0);
-    for (size_t i = 0; i < count; ++i) {
-      const uint32_t times = saturating_add(counters[i]->count, writes[i].now.count);
-      applied[i] = update_narrow(plan, writes[i].key, updates[i], times, scratch);
+    for (size_t i = 0; i < writes.count; ++i) {
+      const uint32_t times = saturating_add(writes.counters[i]->count, writes.now[i].count);
+      writes.applied[i] = update_narrow(plan, writes.keys[i], writes.updates[i], times, scratch);
     }
   }
-  for (size_t i = 0; i < count; ++i) {
-    if (!applied[i]) continue;
-    const RowCounters& now = writes[i].now;
-    *counters[i] = RowCounters{saturating_add(counters[i]->count, now.count), now.touched_at, now.version};
+  for (size_t i = 0; i < writes.count; ++i) {
+    if (!writes.applied[i]) continue;
+    const RowCounters& now = writes.now[i];
+    *writes.counters[i] = RowCounters{saturating_add(writes.counters[i]->count, now.count), now.touched_at, now.version};
   }
 }
 

@@ -14,12 +14,22 @@ namespace embershard {
 
 constexpr size_t kMostWrites = 16;
 
-// A row and what a push brings it.
-struct RowWrite {
-  uint64_t key;
-  uint32_t row;
-  const float* gradient;
-  RowCounters now;
+// Rows of one table and what a push brings them.
+struct RowWrites {
+  size_t count = 0;
+  RowUpdate updates[kMostWrites];
+  uint64_t keys[kMostWrites];
+  RowCounters* counters[kMostWrites];
+  RowCounters now[kMostWrites];
+  bool applied[kMostWrites];  // set by Table::update: false where the gradient is refused
+
+  void add(const RowStore& store, uint64_t key, uint32_t row, const float* gradient, RowCounters brought) {
+    RowCounters* stored = store.counters(row);
+    updates[count] = {reinterpret_cast<float*>(store.weights(row)), gradient, RowStore::state(stored)};
+    keys[count] = key;
+    counters[count] = stored;
+    now[count++] = brought;
+  }
 };
 
 class Table {
@@ -59,10 +69,9 @@ class Table {
   bool accepts(const std::vector<BlockPlan>& plan, const float* gradient) const {
     return kernels_.accepts(plan.data(), plan.size(), gradient);
   }
-  // One optimizer step of every block and the counters of each row, at most kMostWrites of them; `applied` is false where
-  // the gradient is refused, whose row is not changed. `scratch` holds 2 · dim() floats. `ahead` is fetched meanwhile.
-  void update(const std::vector<BlockPlan>& plan, const RowWrite* writes, size_t count, float* scratch, bool* applied,
-              const RowsAhead<true>& ahead = {}) const;
+  // One optimizer step of every block and the counters of each row whose gradient is not refused; the others are not
+  // changed. `scratch` holds 2 · dim() floats. `ahead` is fetched meanwhile.
+  void update(const std::vector<BlockPlan>& plan, RowWrites& writes, float* scratch, const RowsAhead<true>& ahead = {}) const;
   void start_state(const float* weights, float* state) const;
 
  private:

@@ -175,8 +175,7 @@ class TableGroup::Push {
     Table& table = *block.table;
     TableUpdate& report = report_.tables[block.table_index];
     const std::vector<BlockPlan>& plan = plans_[block.table_index];
-    RowWrite writes[KeyBlock::kSize];
-    size_t count = 0;
+    RowWrites writes;
     for (size_t i = 0; i < block.count; ++i) {
       const size_t entry = block.first + i;
       if (!partition_.skipped.empty() && partition_.skipped[entry]) continue;
@@ -192,19 +191,14 @@ class TableGroup::Push {
         ++report.created;
       }
       const RowCounters now = {partition_.occurrences[entry], step_.now, group_.tablets_[tablet].version};
-      writes[count++] = {key, block.rows[i], row_gradient, now};
+      writes.add(table.store, key, block.rows[i], row_gradient, now);
     }
-    if (count == 0) {
-      ahead.fetch_from(0);
-      return;
-    }
-    bool applied[KeyBlock::kSize];
-    table.update(plan, writes, count, row_, applied, ahead);
-    for (size_t i = 0; i < count; ++i) {
-      if (applied[i]) {
+    table.update(plan, writes, row_, ahead);
+    for (size_t i = 0; i < writes.count; ++i) {
+      if (writes.applied[i]) {
         ++report.applied;
       } else {
-        refuse(block.table_index, writes[i].key);
+        refuse(block.table_index, writes.keys[i]);
       }
     }
   }
