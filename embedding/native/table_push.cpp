@@ -266,8 +266,11 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const float* gr
     Push push(*this, request, parted, gradients, step, offsets, plans, report);
     LockedTablets locks(tablets_.get(), false);
     for (;;) {
-      const size_t group = cursor.fetch_add(1, std::memory_order_relaxed);
-      if (group >= parted.groups()) break;
+      // From the last group to the first: a lookup, which locks upwards, then meets a push once. Upwards too, it would follow
+      // the push from group to group and wait for all of it.
+      const size_t done = cursor.fetch_add(1, std::memory_order_relaxed);
+      if (done >= parted.groups()) break;
+      const size_t group = parted.groups() - 1 - done;
       for (size_t tablet = group * group_tablets; tablet < (group + 1) * group_tablets; ++tablet) {
         if (parted.key_counts[tablet] == 0) continue;
         locks.add(tablet);
