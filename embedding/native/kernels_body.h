@@ -380,10 +380,7 @@ inline bool accepts_all(const BlockPlan& plan, size_t rows, const RowUpdate* upd
 void update_rows(const BlockPlan* plans, size_t blocks, size_t rows, const RowUpdate* updates, const RowsAhead<true>& ahead,
                  bool* applied, float* __restrict scratch) {
   bool all = true;
-  for (size_t block = 0; block < blocks; ++block) {
-    const BlockPlan& plan = plans[block];
-    all = all && accepts_all(plan, rows, updates);
-  }
+  for (size_t block = 0; block < blocks; ++block) all = all && accepts_all(plans[block], rows, updates);
   if (!all) {
     ahead.fetch_from(0);
     for (size_t row = 0; row < rows; ++row) {
@@ -415,7 +412,7 @@ void update_rows(const BlockPlan* plans, size_t blocks, size_t rows, const RowUp
 
 // --- index ------------------------------------------------------------------------------------------------------------
 
-// One bit for each slot of the bucket that holds `key`, taken or not.
+// As Bucket::slots_with, by vector compare where the set has one.
 [[gnu::always_inline]] inline uint32_t slots_with(const Bucket& bucket, uint64_t key) {
 #if KERNEL_SET_LEVEL == 2
   return _mm512_cmpeq_epi64_mask(_mm512_load_si512(&bucket), _mm512_set1_epi64(static_cast<int64_t>(key)));
@@ -425,9 +422,7 @@ void update_rows(const BlockPlan* plans, size_t blocks, size_t rows, const RowUp
   const auto hit = static_cast<uint32_t>(_mm256_movemask_pd(_mm256_castsi256_pd(same)));
   return hit | static_cast<uint32_t>(bucket.keys[4] == key) << 4;
 #else
-  uint32_t hit = 0;
-  for (uint32_t slot = 0; slot < kBucketSlots; ++slot) hit |= static_cast<uint32_t>(bucket.keys[slot] == key) << slot;
-  return hit;
+  return bucket.slots_with(key);
 #endif
 }
 

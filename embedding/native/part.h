@@ -30,10 +30,14 @@ struct alignas(64) Bucket {
   uint16_t taken;
   uint16_t is_passed;
 
-  uint32_t find(uint64_t key) const {
+  // One bit for each slot that holds `key`, taken or not.
+  uint32_t slots_with(uint64_t key) const {
     uint32_t hit = 0;
     for (uint32_t slot = 0; slot < kBucketSlots; ++slot) hit |= static_cast<uint32_t>(keys[slot] == key) << slot;
-    hit &= (1U << taken) - 1;
+    return hit;
+  }
+  uint32_t find(uint64_t key) const {
+    const uint32_t hit = slots_with(key) & ((1U << taken) - 1);
     return hit != 0 ? rows[__builtin_ctz(hit)] : kNoRow;
   }
 };
