@@ -142,19 +142,6 @@ def exchange_message(
     return small, arrays
 
 
-def encode_exchange(
-    header: pb.CallHeader,
-    push: Push | None,
-    pull: Pull | None,
-    wire: WireFormat,
-    *,
-    tablets: TabletMask | None = None,
-    norms: dict[str, float] | None = None,
-) -> bytes:
-    """One data call as one message; see `exchange_message`."""
-    return join_message(*exchange_message(header, push, pull, wire, tablets=tablets, norms=norms))
-
-
 def decode_exchange(
     data: bytes,
     tablet_bits: int,

@@ -16,8 +16,8 @@ from embershard.ps_server.wire import (
     cluster_hash,
     decode_exchange,
     decode_exchange_reply,
-    encode_exchange,
     encode_exchange_reply,
+    exchange_message,
 )
 from embershard.ps_server.wire_values import WireFormat, gradient_exponent, pack_values, unpack_values
 
@@ -57,7 +57,9 @@ GOLDEN_REPLY = bytes.fromhex(
 
 def test_golden_exchange():
     """Bytes that a shard of any version has to understand; a change here is a new protocol number."""
-    data = encode_exchange(HEADER, PUSH, Pull(KEYS, "unseen"), WireFormat(), tablets=TABLETS, norms={"user": 0.5})
+    data = join_message(
+        *exchange_message(HEADER, PUSH, Pull(KEYS, "unseen"), WireFormat(), tablets=TABLETS, norms={"user": 0.5})
+    )
     assert data.hex() == GOLDEN_EXCHANGE.hex()
     assert same_push(decode_exchange(GOLDEN_EXCHANGE, BITS).push, PUSH)
 
@@ -91,7 +93,9 @@ def same_push(left, right):
 
 @pytest.mark.parametrize("wire", [WireFormat(), WireFormat("float16", "zstd"), WireFormat("bfloat16")])
 def test_exchange_comes_back(wire):
-    data = encode_exchange(HEADER, PUSH, Pull(KEYS, "unseen"), wire, tablets=TABLETS, norms={"user": 0.5})
+    data = join_message(
+        *exchange_message(HEADER, PUSH, Pull(KEYS, "unseen"), wire, tablets=TABLETS, norms={"user": 0.5})
+    )
     call = decode_exchange(data, BITS)
     assert call.header == HEADER
     assert same_push(call.push, PUSH)
@@ -118,7 +122,7 @@ def test_answer_comes_back(wire):
 
 def test_message_is_plain_protobuf_with_aligned_arrays():
     """What a client in another language sees: the generated code alone reads it, and arrays start at multiples of 8."""
-    data = encode_exchange(HEADER, PUSH, Pull(KEYS), WireFormat(), tablets=TABLETS)
+    data = join_message(*exchange_message(HEADER, PUSH, Pull(KEYS), WireFormat(), tablets=TABLETS))
     message = pb.ExchangeRequest.FromString(data)
     assert np.frombuffer(message.push_keys, "<u8").tolist() == [1, 1 << 63, 7]
     assert np.frombuffer(message.gradients, "<f4").tolist() == [0.5, -1.0, 2.0]
@@ -185,7 +189,7 @@ def test_random_bytes_are_refused_or_make_sense(data):
 @given(st.data())
 @settings(max_examples=120, deadline=None)
 def test_damaged_messages_are_refused_or_make_sense(data):
-    good = bytearray(encode_exchange(HEADER, PUSH, Pull(KEYS), WireFormat(), tablets=TABLETS))
+    good = bytearray(join_message(*exchange_message(HEADER, PUSH, Pull(KEYS), WireFormat(), tablets=TABLETS)))
     for _ in range(data.draw(st.integers(1, 4))):
         good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(good)))
@@ -213,7 +217,7 @@ def test_damaged_messages_are_refused_or_make_sense(data):
     ],
 )
 def test_message_that_contradicts_itself_is_refused(change, what):
-    message = pb.ExchangeRequest.FromString(encode_exchange(HEADER, PUSH, Pull(KEYS), WireFormat()))
+    message = pb.ExchangeRequest.FromString(join_message(*exchange_message(HEADER, PUSH, Pull(KEYS), WireFormat())))
     change(message)
     with pytest.raises(WireFormatError, match=what):
         decode_exchange(message.SerializeToString(), BITS)
@@ -229,7 +233,7 @@ def test_decompression_is_bounded():
         1,
         0,
     )
-    data = encode_exchange(HEADER, zeros, None, WireFormat(compression="zstd"))
+    data = join_message(*exchange_message(HEADER, zeros, None, WireFormat(compression="zstd")))
     with pytest.raises(RequestTooLargeError, match="expected at most 100000 bytes after decompression, got 360000"):
         decode_exchange(data, BITS, max_bytes=100_000)
 
