@@ -87,6 +87,7 @@ PartRows = tuple[
     npt.NDArray[np.uint32],
     npt.NDArray[np.uint64],
     npt.NDArray[np.uint32],
+    npt.NDArray[np.uint32],
 ]
 
 def kernel_sets() -> list[str]: ...
@@ -136,6 +137,7 @@ class TableSpec:
     min_l2: float
     min_score: float
     show_weight: float
+    click_weight: float
     half_life_seconds: int
     trainable: bool
     unknown_table: int
@@ -158,6 +160,7 @@ class TableGroup:
         occurrences: npt.NDArray[np.uint32],
         step: UpdateStep,
         mask: Mask,
+        clicks: npt.NDArray[np.uint32] | None,
     ) -> tuple[list[tuple[int, int, int, int, int, int]], list[list[int]]]: ...
     def assign(
         self,

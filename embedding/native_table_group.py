@@ -14,6 +14,7 @@ from .initializers import stream_base, uniform_constants
 from .optimizers import block_state_width
 from .policies import capacity_order, row_limit
 from .request_checks import (
+    check_clicks,
     check_droppable,
     check_finite,
     check_import,
@@ -165,15 +166,17 @@ class NativeTableGroup:
         occurrences: npt.NDArray[np.uint32],
         step: UpdateStep,
         tablets: npt.NDArray[np.bool_] | None = None,
+        clicks: npt.NDArray[np.uint32] | None = None,
     ) -> UpdateReport:
         """See `TableGroup.apply_gradients`."""
         check_writable(request.tables, self._owners)
+        check_clicks(clicks, occurrences)
         check_step(step)
         ids, _ = self._ids_of(request.tables)
         native_step = _native.UpdateStep(step.examples, step.step, step.now, step.lr_scale, step.unit, step.batch)
         try:
             updates, refused = self._group.apply_gradients(
-                ids, request.keys, request.splits, gradients, occurrences, native_step, tablets
+                ids, request.keys, request.splits, gradients, occurrences, native_step, tablets, clicks
             )
         except KeyError as error:
             raise _duplicate(error, request) from None
@@ -268,6 +271,7 @@ class NativeTableGroup:
                     rows.admission_counts,
                     rows.erased_keys,
                     rows.erased_versions,
+                    rows.clicks,
                 )
                 for name, rows in snapshot.tables.items()
             ]
@@ -341,7 +345,8 @@ def table_spec(config: TableConfig, tablet_bits: int, unknown: int = -1) -> _nat
         elif isinstance(policy, MinL2):
             spec.min_l2 = policy.min_l2
         elif isinstance(policy, Score):
-            spec.min_score, spec.show_weight = policy.min_score, policy.show_weight
+            spec.min_score = policy.min_score
+            spec.show_weight, spec.click_weight = policy.show_weight, policy.click_weight
             spec.half_life_seconds = policy.half_life_seconds
     given = load_init_vectors(config)
     spec.give_vectors(given.keys, given.vectors.reshape(-1))
@@ -394,7 +399,8 @@ def _set_initializer(spec: _native.BlockSpec, block: ColumnBlock) -> None:
 
 
 def _table_rows(config: TableConfig, state_width: int, part: _native.PartRows) -> TableRows:
-    keys, weights, state, count, touched_at, version, admission_keys, admission_counts, erased, erased_versions = part
+    keys, weights, state, count, touched_at, version = part[:6]
+    admission_keys, admission_counts, erased, erased_versions, clicks = part[6:]
     n = len(keys)
     return TableRows(
         keys=keys,
@@ -407,6 +413,7 @@ def _table_rows(config: TableConfig, state_width: int, part: _native.PartRows) -
         admission_counts=admission_counts,
         erased_keys=erased,
         erased_versions=erased_versions,
+        clicks=clicks,
     )
 
 

@@ -27,7 +27,8 @@ def bytes_per_row(config: TableConfig) -> int:
     """Memory a row of the native group takes at most in a large table: weights, state, counters, index, slack."""
     stored = config.dim * STORED_DTYPES[config.dtype].itemsize
     state = 4 * sum(block_state_width(block) for block in config.blocks)
-    return (stored + state + 12) * 11 // 10 + 25
+    counters = 16 if config.keeps_clicks else 12
+    return (stored + state + counters) * 11 // 10 + 25
 
 
 def row_limit(config: TableConfig, tablet_bits: int) -> int | None:
@@ -72,10 +73,11 @@ def is_expired(
     config: TableConfig,
     weights: npt.NDArray[np.float32],
     count: npt.NDArray[np.uint32],
+    clicks: npt.NDArray[np.uint32],
     touched_at: npt.NDArray[np.uint32],
     now: int,
 ) -> npt.NDArray[np.bool_]:
-    """(n,) bool: rows that a ttl, min_l2 or score policy lets go at `now`."""
+    """(n,) bool: rows that a ttl, min_l2 or score policy lets go at `now`. clicks: zeros where the table keeps none."""
     expired = np.zeros(len(count), np.bool_)
     age = np.maximum(now - touched_at.astype(np.int64), 0)
     for policy in config.eviction:
@@ -84,9 +86,9 @@ def is_expired(
         elif isinstance(policy, MinL2):
             expired |= np.sqrt(sum_of_squares(weights)) < np.float32(policy.min_l2)
         elif isinstance(policy, Score):
-            expired |= (
-                policy.show_weight * count.astype(np.float64) * halved(age, policy.half_life_seconds) < policy.min_score
-            )
+            seen, clicked = count.astype(np.float64), clicks.astype(np.float64)
+            worth = policy.show_weight * (seen - clicked) + policy.click_weight * clicked
+            expired |= worth * halved(age, policy.half_life_seconds) < policy.min_score
     return expired
 
 

@@ -12,6 +12,7 @@ from .errors import UnknownTableError
 from .reference_plan import make_room, plan_part
 from .reference_table import F32, MOST, U32, U64, Mask, Part, ReferenceTable, Row
 from .request_checks import (
+    check_clicks,
     check_droppable,
     check_finite,
     check_import,
@@ -131,6 +132,7 @@ class ReferenceTableGroup:
         occurrences: npt.NDArray[np.uint32],
         step: UpdateStep,
         tablets: Mask | None = None,
+        clicks: U32 | None = None,
     ) -> UpdateReport:
         """See `TableGroup.apply_gradients`."""
         with self._lock:
@@ -140,7 +142,9 @@ class ReferenceTableGroup:
             self._check_length(request, gradients, dims, "gradients")
             if occurrences.shape != request.keys.shape:
                 raise ValueError(f"expected occurrences {request.keys.shape}, got {occurrences.shape}")
+            check_clicks(clicks, occurrences)
             check_step(step)
+            clicked = np.zeros(len(request.keys), np.uint32) if clicks is None else clicks
             report = UpdateReport()
             for tablet in np.unique(self._tablets(request.keys)).tolist():
                 if tablets is None or tablets[tablet]:
@@ -150,17 +154,18 @@ class ReferenceTableGroup:
                 part = slice(int(request.splits[index]), int(request.splits[index + 1]))
                 keys = request.keys[part]
                 wanted = self._wanted(keys, tablets)
-                update, refused = self._update(
-                    self._tables[name], keys[wanted], table_gradients[wanted], occurrences[part][wanted], step
-                )
+                counts = np.stack([occurrences[part][wanted], clicked[part][wanted]])
+                update, refused = self._update(self._tables[name], keys[wanted], table_gradients[wanted], counts, step)
                 report.tables[name] = update
                 if refused:
                     report.non_finite_keys[name] = tuple(refused[:NAMED_KEYS])
             return report
 
     def _update(
-        self, table: ReferenceTable, keys: U64, gradients: F32, occurrences: U32, step: UpdateStep
+        self, table: ReferenceTable, keys: U64, gradients: F32, counts: U32, step: UpdateStep
     ) -> tuple[TableUpdate, list[int]]:
+        """counts: (2, n) occurrences and clicks."""
+        occurrences, clicks = counts
         if not table.config.trainable:
             return TableUpdate(), []
         refused = table.is_refused(gradients, step)
@@ -182,6 +187,7 @@ class ReferenceTableGroup:
                 total[name] = total.get(name, 0) + count
         if positions:
             self._step_rows(table, keys[positions], gradients[positions], occurrences[positions], step)
+            table.add_clicks(self._rows(table, keys[positions]), clicks[positions])
         return TableUpdate(applied=len(positions), **total), sorted(keys[refused].tolist())
 
     def _train_unknown(
@@ -200,9 +206,11 @@ class ReferenceTableGroup:
         self._step_rows(unknown, np.array([key], np.uint64), total[None], occurred, step)
 
     def _step_rows(self, table: ReferenceTable, keys: U64, gradients: F32, occurrences: U32, step: UpdateStep) -> None:
-        rows = [table.parts[self._tablet(key)].rows[key] for key in keys.tolist()]
         versions = [self._versions[tablet] for tablet in self._tablets(keys).tolist()]
-        table.step_rows(keys, rows, gradients, occurrences, step, versions)
+        table.step_rows(keys, self._rows(table, keys), gradients, occurrences, step, versions)
+
+    def _rows(self, table: ReferenceTable, keys: U64) -> list[Row]:
+        return [table.parts[self._tablet(key)].rows[key] for key in keys.tolist()]
 
     def assign(
         self,
@@ -339,6 +347,7 @@ class ReferenceTableGroup:
                 for key, version in zip(rows.erased_keys.tolist(), rows.erased_versions.tolist(), strict=True):
                     part.rows.pop(key, None)
                     part.erased[key] = version
+                clicks = self._tables[name].imported_clicks(rows)
                 for index, key in enumerate(rows.keys.tolist()):
                     part.erased.pop(key, None)
                     part.rows[key] = Row(
@@ -347,6 +356,7 @@ class ReferenceTableGroup:
                         int(rows.count[index]),
                         int(rows.touched_at[index]),
                         int(rows.version[index]),
+                        int(clicks[index]),
                     )
             self._versions[snapshot.tablet] = snapshot.version
             self._push_counts[snapshot.tablet] = snapshot.push_count
@@ -379,7 +389,12 @@ class ReferenceTableGroup:
     def _table_stats(self, table: ReferenceTable) -> TableStats:
         by_tablet = np.array([len(part.rows) for part in table.parts], np.int64)
         rows = int(by_tablet.sum())
-        parts = {"weights": 4 * table.config.dim * rows, "state": 4 * table.state_width * rows, "counters": 12 * rows}
+        counters = 16 if table.config.keeps_clicks else 12
+        parts = {
+            "weights": 4 * table.config.dim * rows,
+            "state": 4 * table.state_width * rows,
+            "counters": counters * rows,
+        }
         return TableStats(rows, {**parts, "index": 8 * rows, "free": 0}, 1.0, by_tablet)
 
     def _table(self, name: str) -> ReferenceTable:

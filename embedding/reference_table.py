@@ -33,6 +33,7 @@ class Row:
     count: int
     touched_at: int
     version: int
+    clicks: int = 0
 
 
 @dataclass(slots=True)
@@ -110,7 +111,7 @@ class ReferenceTable:
     def step_rows(
         self, keys: U64, rows: list[Row], gradients: F32, occurrences: U32, step: UpdateStep, versions: list[int]
     ) -> None:
-        """One optimizer step of every block of each row, and its counters."""
+        """One optimizer step of every block of each row, and its counters but for clicks."""
         weights = widen(self.config.dtype, np.stack([row.weights for row in rows]))
         state = np.stack([row.state for row in rows])
         column, state_column = 0, 0
@@ -129,6 +130,17 @@ class ReferenceTable:
             row.weights, row.state, row.count = stored[index], state[index], int(counts[index])
             row.touched_at, row.version = step.now, version
 
+    def add_clicks(self, rows: list[Row], clicks: U32) -> None:
+        """Count the clicks of a push, where the table keeps them."""
+        if self.config.keeps_clicks:
+            for row, more in zip(rows, clicks.tolist(), strict=True):
+                row.clicks = min(row.clicks + more, MOST)
+
+    def imported_clicks(self, rows: TableRows) -> U32:
+        """(n,) clicks that the rows of a snapshot have here: zeros where either side keeps none."""
+        known = self.config.keeps_clicks and len(rows.clicks) > 0
+        return rows.clicks if known else np.zeros(len(rows.keys), np.uint32)
+
     def expired(self, tablet: int, keys: U64, now: int) -> list[int]:
         """Which of the tablet's `keys`, all with rows, age or value lets go at `now`."""
         if not len(keys):
@@ -136,8 +148,9 @@ class ReferenceTable:
         rows = [self.parts[tablet].rows[key] for key in keys.tolist()]
         weights = widen(self.config.dtype, np.stack([row.weights for row in rows]))
         count = np.array([row.count for row in rows], np.uint32)
+        clicks = np.array([row.clicks for row in rows], np.uint32)
         touched_at = np.array([row.touched_at for row in rows], np.uint32)
-        leaving: list[int] = keys[policies.is_expired(self.config, weights, count, touched_at, now)].tolist()
+        leaving: list[int] = keys[policies.is_expired(self.config, weights, count, clicks, touched_at, now)].tolist()
         return leaving
 
     def export(self, tablet: int, since_version: int | None) -> TableRows:
@@ -159,4 +172,5 @@ class ReferenceTable:
             admission_counts=np.array([count for _, count in sorted(part.admission.items())], np.uint32),
             erased_keys=np.array([key for key, _ in erased], np.uint64),
             erased_versions=np.array([version for _, version in erased], np.uint32),
+            clicks=np.array([row.clicks for _, row in rows if self.config.keeps_clicks], np.uint32),
         )

@@ -73,6 +73,8 @@ def check_import(
                 f"expected weights ({n}, {dim}) {expected} and state ({n}, {state_width}), got "
                 f"{rows.weights.shape} {rows.weights.dtype} and {rows.state.shape} (table {name!r})"
             )
+        if len(rows.clicks) not in (0, n):
+            raise ValueError(f"expected clicks of {n} rows or none, got {len(rows.clicks)} (table {name!r})")
 
 
 def check_droppable(name: str, configs: Mapping[str, TableConfig]) -> None:
@@ -86,6 +88,21 @@ def check_step(step: UpdateStep) -> None:
     """Raises: ValueError for a step that no push can have."""
     if not (step.examples >= 1 and step.step >= 1 and 0 <= step.now < 1 << 32 and 0 <= step.lr_scale < np.inf):
         raise ValueError(f"expected examples ≥ 1, step ≥ 1, 0 ≤ now < 2^32, finite lr_scale ≥ 0, got {step}")
+
+
+def check_clicks(clicks: npt.NDArray[np.uint32] | None, occurrences: npt.NDArray[np.uint32]) -> None:
+    """Raises: ValueError unless there is one number a key, at most as large as its occurrences."""
+    if clicks is None:
+        return
+    if clicks.shape != occurrences.shape or clicks.dtype != np.uint32:
+        raise ValueError(f"expected clicks {occurrences.shape} uint32, got {clicks.shape} {clicks.dtype}")
+    beyond = np.flatnonzero(clicks > occurrences)
+    if len(beyond):
+        first = int(beyond[0])
+        raise ValueError(
+            f"expected at most as many clicks as occurrences, got {clicks[first]} of {occurrences[first]} "
+            f"(key {first} of the request)"
+        )
 
 
 def check_finite(weights: npt.NDArray[np.float32]) -> None:

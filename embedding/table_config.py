@@ -269,13 +269,18 @@ class MinL2(_Policy):
 class Score(_Policy):
     """Rows whose score is below `min_score` leave at `evict`.
 
-    score = show_weight · count, halved for every `half_life_seconds` since the row was last touched.
+    score = (show_weight · (count − clicks) + click_weight · clicks) · 2^(−age / half_life_seconds), where `age` is the
+    seconds since the row was last touched. `clicks` counts the occurrences in clicked examples since the row was made;
+    a table keeps it (4 bytes a row) only where click_weight > 0, else every occurrence is a show without a click.
+    Source: `ShowClickScore` of PaddlePaddle's CtrCommonAccessor (nonclk_coeff, click_coeff, delete_threshold), which
+    lets the two counts decay by a factor a shrink instead of the score by the row's age.
     """
 
     kind: Literal["score"] = "score"
     min_score: float = Field(gt=0)
     half_life_seconds: int = Field(ge=1)
     show_weight: float = Field(default=1.0, ge=0)
+    click_weight: float = Field(default=0.0, ge=0)
 
 
 Eviction = Annotated[Ttl | Capacity | MinL2 | Score, Field(discriminator="kind")]
@@ -342,6 +347,11 @@ class TableConfig(_Policy):
     def dim(self) -> int:
         """`D`: weights a row, over all blocks."""
         return sum(block.dim for block in self.blocks)
+
+    @property
+    def keeps_clicks(self) -> bool:
+        """Whether rows count clicks: a score policy weighs them."""
+        return any(isinstance(policy, Score) and policy.click_weight > 0 for policy in self.eviction)
 
 
 def unknown_table(config: TableConfig) -> TableConfig:

@@ -98,6 +98,7 @@ class TableRows:
     count, touched_at, version (n,) uint32.
     admission_keys (m,) uint64, admission_counts (m,) uint32: keys counted but not yet admitted.
     erased_keys (e,) uint64, erased_versions (e,) uint32: rows that left, for deltas.
+    clicks (n,) uint32, or (0,) where the table keeps none: an import takes zeros for it then.
     """
 
     keys: npt.NDArray[np.uint64]
@@ -110,6 +111,7 @@ class TableRows:
     admission_counts: npt.NDArray[np.uint32]
     erased_keys: npt.NDArray[np.uint64]
     erased_versions: npt.NDArray[np.uint32]
+    clicks: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +199,17 @@ class TableGroup(Protocol):
         occurrences: npt.NDArray[np.uint32],
         step: UpdateStep,
         tablets: npt.NDArray[np.bool_] | None = None,
+        clicks: npt.NDArray[np.uint32] | None = None,
     ) -> UpdateReport:
         """Create admitted absent rows, then update every row by its block optimizers.
 
         gradients: (Σ n_t·D_t,) float32 laid out as lookup's result.   occurrences: (n,) uint32, added to `count`.
+        clicks: (n,) uint32, how many of the occurrences were clicked; added to the rows' clicks where the table keeps
+        them (`TableConfig.keeps_clicks`), not looked at elsewhere. None: no occurrence was.
         A row with a non-finite gradient is refused, counted and named; all others are applied.
 
-        Raises: UnknownTableError, DuplicateKeyError, ValueError (a table that holds another table's unknown rows is
-        trained by pushes to that table alone); nothing is changed."""
+        Raises: UnknownTableError, DuplicateKeyError, ValueError (more clicks than occurrences; a table that holds
+        another table's unknown rows is trained by pushes to that table alone); nothing is changed."""
 
     def assign(
         self,

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..table_group import TableRows, TabletSnapshot
+from .tablet_file import row_clicks
 
 _ROW_FIELDS = ("keys", "weights", "state", "count", "touched_at", "version")
 
@@ -32,12 +33,15 @@ def merge_rows(base: TableRows, delta: TableRows, erased_since: int = 0) -> Tabl
     order = np.argsort(keys, kind="stable")
     merged = {name: np.concatenate([getattr(base, name)[kept], getattr(delta, name)])[order] for name in _ROW_FIELDS}
     erased_keys, erased_versions = _merge_erased(base, delta, erased_since)
+    # The delta knows best whether the table keeps clicks, unless it has no rows to tell.
+    has_clicks = len((delta if len(delta.keys) else base).clicks) > 0
     return TableRows(
         **merged,
         admission_keys=delta.admission_keys,
         admission_counts=delta.admission_counts,
         erased_keys=erased_keys,
         erased_versions=erased_versions,
+        clicks=np.concatenate([row_clicks(base)[kept], row_clicks(delta)])[order] if has_clicks else base.clicks[:0],
     )
 
 
@@ -60,7 +64,8 @@ def changed_since(snapshot: TabletSnapshot, since_version: int) -> TabletSnapsho
 
 
 def _select(rows: TableRows, mask: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
-    return {name: getattr(rows, name)[mask] for name in _ROW_FIELDS}
+    selected = {name: getattr(rows, name)[mask] for name in _ROW_FIELDS}
+    return {**selected, "clicks": rows.clicks[mask] if len(rows.clicks) else rows.clicks}
 
 
 def _merge_erased(

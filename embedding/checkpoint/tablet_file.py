@@ -61,7 +61,8 @@ def state_width(table: TableConfig) -> int:
 
 
 def row_schema(table: TableConfig) -> pa.Schema:
-    """Schema of a table's row files: key, weights, state (absent where S = 0), count, touched_at, version."""
+    """Schema of a table's row files: key, weights, state (absent where S = 0), count, touched_at, version, clicks
+    (absent where the table keeps none)."""
     weight = pa.from_numpy_dtype(WEIGHT_DTYPES[table.dtype])
     fields = [
         pa.field("key", pa.uint64(), nullable=False),
@@ -69,7 +70,8 @@ def row_schema(table: TableConfig) -> pa.Schema:
     ]
     if width := state_width(table):
         fields.append(pa.field("state", pa.list_(pa.float32(), width), nullable=False))
-    fields += [pa.field(name, pa.uint32(), nullable=False) for name in ("count", "touched_at", "version")]
+    counters = ["count", "touched_at", "version", *(["clicks"] if table.keeps_clicks else [])]
+    fields += [pa.field(name, pa.uint32(), nullable=False) for name in counters]
     return pa.schema(fields, metadata={"embershard.table": table.name})
 
 
@@ -82,8 +84,14 @@ def row_batch(schema: pa.Schema, rows: TableRows) -> pa.RecordBatch:
         "count": rows.count,
         "touched_at": rows.touched_at,
         "version": rows.version,
+        "clicks": row_clicks(rows),
     }
     return pa.RecordBatch.from_arrays([_column(field.type, columns[field.name]) for field in schema], schema=schema)
+
+
+def row_clicks(rows: TableRows) -> npt.NDArray[np.uint32]:
+    """(n,) clicks of the rows, zeros where none are known."""
+    return rows.clicks if len(rows.clicks) else np.zeros(len(rows.keys), np.uint32)
 
 
 def rows_of_batch(batch: pa.RecordBatch) -> TableRows:
@@ -97,6 +105,7 @@ def rows_of_batch(batch: pa.RecordBatch) -> TableRows:
         touched_at=numbers(batch, "touched_at"),
         version=numbers(batch, "version"),
         **_NO_EXTRAS,
+        clicks=numbers(batch, "clicks") if "clicks" in names else np.empty(0, np.uint32),
     )
 
 
@@ -111,6 +120,7 @@ def slice_rows(rows: TableRows, start: int, stop: int) -> TableRows:
         touched_at=rows.touched_at[part],
         version=rows.version[part],
         **_NO_EXTRAS,
+        clicks=rows.clicks[part],
     )
 
 
@@ -127,7 +137,9 @@ def concat_rows(parts: Sequence[TableRows], table: TableConfig) -> TableRows:
     if not parts:
         return empty_rows(table)
     names = ("keys", "weights", "state", "count", "touched_at", "version")
-    return TableRows(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}, **_NO_EXTRAS)
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    clicks = [row_clicks(part) for part in parts] if table.keeps_clicks else [np.empty(0, np.uint32)]
+    return TableRows(**columns, **_NO_EXTRAS, clicks=np.concatenate(clicks))
 
 
 def empty_rows(table: TableConfig) -> TableRows:

@@ -69,15 +69,18 @@ class BoundTableGroup {
   nb::tuple apply_gradients(const Vector<const int32_t>& tables, const Vector<const uint64_t>& keys,
                             const Vector<const int64_t>& splits, const Vector<const float>& gradients,
                             const Vector<const uint32_t>& occurrences, const UpdateStep& step,
-                            const std::optional<Vector<const bool>>& mask) {
+                            const std::optional<Vector<const bool>>& mask,
+                            const std::optional<Vector<const uint32_t>>& clicks) {
     const Request request = checked(tables, keys, splits);
     expect_length("gradients", total(request, &Widths::first), gradients.size());
     expect_length("occurrences", request.size(), occurrences.size());
+    if (clicks.has_value()) expect_length("clicks", request.size(), clicks->size());
     const bool* tablets = checked_mask(mask);
     UpdateReport report;
     {
       nb::gil_scoped_release release;
-      report = group_.apply_gradients(request, gradients.data(), occurrences.data(), step, tablets);
+      report = group_.apply_gradients(request, gradients.data(), occurrences.data(), step, tablets,
+                                      clicks.has_value() ? clicks->data() : nullptr);
     }
     nb::list updates;
     for (const TableUpdate& update : report.tables) {
@@ -137,12 +140,13 @@ class BoundTableGroup {
                                  to_numpy(std::move(part.count)), to_numpy(std::move(part.touched_at)),
                                  to_numpy(std::move(part.version)), to_numpy(std::move(part.admission_keys)),
                                  to_numpy(std::move(part.admission_counts)), to_numpy(std::move(part.erased_keys)),
-                                 to_numpy(std::move(part.erased_versions))));
+                                 to_numpy(std::move(part.erased_versions)), to_numpy(std::move(part.clicks))));
     }
     return nb::make_tuple(state.version, state.push_count, state.erased_since, state.is_whole, rows);
   }
 
-  // `tables`: (id, keys, weights as bytes, state, count, touched_at, version, admission keys, counts, erased keys, versions) each.
+  // `tables`: (id, keys, weights as bytes, state, count, touched_at, version, admission keys, counts, erased keys, versions,
+  // clicks or none of them) each.
   void import_tablet(size_t tablet, const nb::list& tables, uint32_t version, uint64_t push_count, uint32_t erased_since,
                      bool is_whole) {
     check_tablet(tablet);
@@ -162,6 +166,7 @@ class BoundTableGroup {
       const auto admission_counts = keep<const uint32_t>(part[8], held);
       const auto erased_keys = keep<const uint64_t>(part[9], held);
       const auto erased_versions = keep<const uint32_t>(part[10], held);
+      const auto clicks = keep<const uint32_t>(part[11], held);
       const size_t n = keys.size();
       expect_length("weights in bytes", n * group_.weight_bytes(id), weights.size());
       expect_length("state", n * widths(id).second, state.size());
@@ -170,10 +175,12 @@ class BoundTableGroup {
       expect_length("version", n, row_version.size());
       expect_length("admission counts", admission_keys.size(), admission_counts.size());
       expect_length("erased versions", erased_keys.size(), erased_versions.size());
+      if (clicks.size() != 0) expect_length("clicks", n, clicks.size());
       views.push_back(TableRowsView{id, n, admission_keys.size(), erased_keys.size(), keys.data(),
                                     reinterpret_cast<const char*>(weights.data()), state.data(), count.data(),
                                     touched_at.data(), row_version.data(), admission_keys.data(), admission_counts.data(),
-                                    erased_keys.data(), erased_versions.data()});
+                                    erased_keys.data(), erased_versions.data(),
+                                    clicks.size() == 0 ? nullptr : clicks.data()});
     }
     nb::gil_scoped_release release;
     group_.import_tablet(tablet, views, TabletState{version, push_count, erased_since, is_whole});
@@ -367,6 +374,7 @@ void bind_specs(nb::module_& m) {
       .def_rw("min_l2", &TableSpec::min_l2)
       .def_rw("min_score", &TableSpec::min_score)
       .def_rw("show_weight", &TableSpec::show_weight)
+      .def_rw("click_weight", &TableSpec::click_weight)
       .def_rw("half_life_seconds", &TableSpec::half_life_seconds)
       .def_rw("trainable", &TableSpec::trainable)
       .def_rw("unknown_table", &TableSpec::unknown_table)
@@ -405,7 +413,7 @@ void bind_table(nb::module_& m) {
            "absent"_a, "out"_a.noconvert())
       .def("apply_gradients", &BoundTableGroup::apply_gradients, "tables"_a.noconvert(), "keys"_a.noconvert(),
            "splits"_a.noconvert(), "gradients"_a.noconvert(), "occurrences"_a.noconvert(), "step"_a,
-           "mask"_a.noconvert().none())
+           "mask"_a.noconvert().none(), "clicks"_a.noconvert().none())
       .def("assign", &BoundTableGroup::assign, "tables"_a.noconvert(), "keys"_a.noconvert(), "splits"_a.noconvert(),
            "weights"_a.noconvert(), "state"_a.noconvert().none(), "if_absent"_a, "now"_a, "mask"_a.noconvert().none())
       .def("erase", &BoundTableGroup::erase, "tables"_a.noconvert(), "keys"_a.noconvert(), "splits"_a.noconvert(),

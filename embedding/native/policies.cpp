@@ -157,15 +157,20 @@ PartPlan plan_part(const PlannedPart& planned, std::vector<PlannedKey>& keys) {
   return plan;
 }
 
+// Defined by `is_expired` in policies.py.
+double worth(const Table& table, RowCounters* counters) {
+  const auto seen = static_cast<double>(counters->count);
+  if (!table.spec.keeps_clicks()) return table.spec.show_weight * seen;
+  const auto clicked = static_cast<double>(*table.store.clicks(counters));
+  return table.spec.show_weight * (seen - clicked) + table.spec.click_weight * clicked;
+}
+
 bool is_expired(const Table& table, uint32_t row, uint32_t now, float* scratch) {
   const TableSpec& spec = table.spec;
-  const RowCounters* counters = table.store.counters(row);
+  RowCounters* counters = table.store.counters(row);
   const uint32_t age = now > counters->touched_at ? now - counters->touched_at : 0;
   if (spec.ttl_seconds != 0 && age >= spec.ttl_seconds) return true;
-  if (spec.min_score > 0 &&
-      spec.show_weight * static_cast<double>(counters->count) * halved(age, spec.half_life_seconds) < spec.min_score) {
-    return true;
-  }
+  if (spec.min_score > 0 && worth(table, counters) * halved(age, spec.half_life_seconds) < spec.min_score) return true;
   if (!(spec.min_l2 > 0)) return false;
   table.read(row, scratch);
   return std::sqrt(table.sum_of_squares(scratch)) < spec.min_l2;

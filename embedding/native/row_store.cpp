@@ -14,9 +14,10 @@ constexpr uint64_t kMostRows = kNoRow;
 
 }  // namespace
 
-RowStore::RowStore(uint32_t dim, uint32_t bytes_per_weight, uint32_t state_width)
+RowStore::RowStore(uint32_t dim, uint32_t bytes_per_weight, uint32_t state_width, bool keeps_clicks)
     : weight_bytes_(dim * bytes_per_weight),
-      state_bytes_(static_cast<uint32_t>(sizeof(RowCounters) + size_t{state_width} * sizeof(float))) {
+      state_bytes_(static_cast<uint32_t>(sizeof(RowCounters) + size_t{state_width} * sizeof(float) +
+                                         (keeps_clicks ? sizeof(uint32_t) : 0))) {
   const size_t row_bytes = size_t{weight_bytes_} + state_bytes_;
   chunk_shift_ = static_cast<uint32_t>(std::bit_width(kChunkBytes / row_bytes)) - 1;
   if ((1U << chunk_shift_) < kLongestRun) chunk_shift_ = static_cast<uint32_t>(std::bit_width(kLongestRun)) - 1;

@@ -1,6 +1,6 @@
 // Row memory of one table: 32-bit row numbers over large chunks, handed out in short runs.
 //
-//   chunk    weights of its 2^k rows, then [count, touched_at, version, state] of its rows
+//   chunk    weights of its 2^k rows, then [count, touched_at, version, state, clicks] of its rows; clicks only if kept
 //   run      up to 256 rows side by side; a tablet takes one row at first, then longer runs, so that small tables stay small
 //
 // Thread safety: any thread may take and return runs; a row's memory is guarded by the lock of the tablet that holds it.
@@ -39,13 +39,13 @@ class RowStore {
  public:
   static constexpr uint32_t kLongestRun = 256;
 
-  RowStore(uint32_t dim, uint32_t bytes_per_weight, uint32_t state_width);
+  RowStore(uint32_t dim, uint32_t bytes_per_weight, uint32_t state_width, bool keeps_clicks);
   ~RowStore();
   RowStore(const RowStore&) = delete;
   RowStore& operator=(const RowStore&) = delete;
 
   uint32_t weight_bytes() const { return weight_bytes_; }
-  uint32_t state_bytes() const { return state_bytes_; }  // counters and state of one row
+  uint32_t state_bytes() const { return state_bytes_; }  // counters, state and clicks of one row
 
   char* weights(uint32_t row) const {
     return chunks_[row >> chunk_shift_] + size_t{row & chunk_mask_} * weight_bytes_;
@@ -54,6 +54,10 @@ class RowStore {
     return reinterpret_cast<RowCounters*>(chunks_[row >> chunk_shift_] + state_offset_ + size_t{row & chunk_mask_} * state_bytes_);
   }
   static float* state(RowCounters* counters) { return reinterpret_cast<float*>(counters + 1); }
+  // Only where clicks are kept.
+  uint32_t* clicks(RowCounters* counters) const {
+    return reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(counters) + state_bytes_ - sizeof(uint32_t));
+  }
 
   // Fetches a row's weights to be read, or all of it to be changed.
   [[gnu::always_inline]] void prefetch_weights(uint32_t row) const { prefetch_bytes<0>(weights(row), weight_bytes_); }

@@ -19,7 +19,7 @@ bool has_correction(const BlockSpec& block) {
 
 Table::Table(TableSpec table_spec, size_t tablets, const Kernels& kernels)
     : spec(std::move(table_spec)),
-      store(spec.dim, bytes_per_weight(spec.row_type), spec.state_width),
+      store(spec.dim, bytes_per_weight(spec.row_type), spec.state_width, spec.keeps_clicks()),
       parts(std::make_unique<Part[]>(tablets)),
       kernels_(kernels) {
   for (const BlockSpec& block : spec.blocks) {
@@ -61,6 +61,7 @@ uint32_t Table::create(Part& part, uint64_t key, float* scratch) {
   const uint32_t row = part.insert(key, store, arena);
   RowCounters* counters = store.counters(row);
   *counters = RowCounters{0, 0, 0};
+  if (spec.keeps_clicks()) *store.clicks(counters) = 0;
   if (is_float32()) {
     auto* weights = reinterpret_cast<float*>(store.weights(row));
     draw(key, weights);

@@ -69,7 +69,7 @@ struct TableRows {
   UnsetVector<uint64_t> keys;
   UnsetVector<uint8_t> weights;
   UnsetVector<float> state;
-  UnsetVector<uint32_t> count, touched_at, version;
+  UnsetVector<uint32_t> count, touched_at, version, clicks;  // clicks: empty where the table keeps none
   std::vector<uint64_t> admission_keys, erased_keys;
   std::vector<uint32_t> admission_counts, erased_versions;
 };
@@ -86,6 +86,7 @@ struct TableRowsView {
   const uint32_t* admission_counts;
   const uint64_t* erased_keys;
   const uint32_t* erased_versions;
+  const uint32_t* clicks;  // or nullptr: zeros
 };
 
 struct TabletState {
@@ -136,9 +137,9 @@ class TableGroup {
 
   // Rows of all keys, table after table, float32. A key may stand more than once.
   void lookup(const Request& request, AbsentRows absent, float* out);
-  // `mask` (tablets() bools) or nullptr for all.
+  // `mask` (tablets() bools) or nullptr for all; `clicks`, one a key, or nullptr for none.
   UpdateReport apply_gradients(const Request& request, const float* gradients, const uint32_t* occurrences,
-                               const UpdateStep& step, const bool* mask);
+                               const UpdateStep& step, const bool* mask, const uint32_t* clicks = nullptr);
   // Rows set. New keys for which a full part finds no room are left out, the largest first.
   int64_t assign(const Request& request, const float* weights, const float* state, bool if_absent, uint32_t now,
                  const bool* mask);

@@ -69,13 +69,14 @@ void TableGroup::check_unique(const Request& request, const Partition& partition
 // Updates the keys of a range of tablets, whose locks are held alone.
 class TableGroup::Push {
  public:
-  Push(TableGroup& group, const Request& request, Partition& partition, const float* gradients,
+  Push(TableGroup& group, const Request& request, Partition& partition, const float* gradients, const uint32_t* clicks,
        const UpdateStep& step, const size_t* offsets, const std::vector<std::vector<BlockPlan>>& plans, UpdateReport& report)
       : group_(group),
         finder_(group.kernels_, group.tablet_bits_),
         request_(request),
         partition_(partition),
         gradients_(gradients),
+        clicks_(clicks),
         step_(step),
         offsets_(offsets),
         plans_(plans),
@@ -201,6 +202,18 @@ class TableGroup::Push {
         refuse(block.table_index, writes.keys[i]);
       }
     }
+    if (clicks_ != nullptr && table.spec.keeps_clicks()) add_clicks(block, writes);
+  }
+
+  // `writes`: of the block, in its order.
+  void add_clicks(const KeyBlock& block, const RowWrites& writes) const {
+    size_t write = 0;
+    for (size_t i = 0; i < block.count; ++i) {
+      const size_t entry = block.first + i;
+      if ((!partition_.skipped.empty() && partition_.skipped[entry]) || block.rows[i] == kNoRow) continue;
+      uint32_t* stored = block.table->store.clicks(writes.counters[write]);
+      if (writes.applied[write++]) *stored = saturating_add(*stored, clicks_[partition_.order[entry]]);
+    }
   }
 
   uint32_t create(Table& table, Part& part, uint64_t key) {
@@ -220,6 +233,7 @@ class TableGroup::Push {
   const Request& request_;
   Partition& partition_;
   const float* gradients_;
+  const uint32_t* clicks_;  // or nullptr
   const UpdateStep& step_;
   const size_t* offsets_;
   const std::vector<std::vector<BlockPlan>>& plans_;
@@ -230,7 +244,7 @@ class TableGroup::Push {
 };
 
 UpdateReport TableGroup::apply_gradients(const Request& request, const float* gradients, const uint32_t* occurrences,
-                                         const UpdateStep& step, const bool* mask) {
+                                         const UpdateStep& step, const bool* mask, const uint32_t* clicks) {
   std::shared_lock structure(structure_);
   require(request.tables, request.table_count);
   Scratch& mine = scratch();
@@ -263,7 +277,7 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const float* gr
     UpdateReport report;
     report.tables.resize(request.table_count);
     report.refused_keys.resize(request.table_count);
-    Push push(*this, request, parted, gradients, step, offsets, plans, report);
+    Push push(*this, request, parted, gradients, clicks, step, offsets, plans, report);
     LockedTablets locks(tablets_.get(), false);
     for (;;) {
       // From the last group to the first: a lookup, which locks upwards, then meets a push once. Upwards too, it would follow

@@ -58,12 +58,14 @@ struct TableSpec {
   CapacityOrder capacity_order = CapacityOrder::refuse;
   uint32_t ttl_seconds = 0;  // 0: none; so for the others
   float min_l2 = 0;
-  double min_score = 0, show_weight = 0;
+  double min_score = 0, show_weight = 0, click_weight = 0;
   uint32_t half_life_seconds = 1;
   bool trainable = true;
   int32_t unknown_table = -1;        // id of the table of the unknown rows, or -1
   std::vector<uint64_t> init_keys;   // keys whose rows start from a given vector
   std::vector<float> init_vectors;   // dim floats each
+
+  bool keeps_clicks() const { return click_weight > 0; }
 };
 
 // What one push says beside keys and gradients.

@@ -36,6 +36,8 @@ TableRows copy_part(const Table& table, const Part& part, bool whole, uint32_t s
   rows.count.resize(n);
   rows.touched_at.resize(n);
   rows.version.resize(n);
+  const bool keeps_clicks = table.spec.keeps_clicks();
+  if (keeps_clicks) rows.clicks.resize(n);
   for (size_t i = 0; i < n; ++i) {
     if (i + 8 < n) {
       __builtin_prefetch(table.store.weights(entries[i + 8].second));
@@ -49,6 +51,7 @@ TableRows copy_part(const Table& table, const Part& part, bool whole, uint32_t s
     rows.count[i] = counters->count;
     rows.touched_at[i] = counters->touched_at;
     rows.version[i] = counters->version;
+    if (keeps_clicks) rows.clicks[i] = *table.store.clicks(counters);
   }
   if (const PartExtras* extras = part.extras_or_null()) {
     sorted_entries(extras->admission, 0, true, rows.admission_keys, rows.admission_counts);
@@ -112,6 +115,7 @@ void TableGroup::import_rows(Table& used, size_t tablet, const TableRowsView& vi
     if (extras != nullptr) extras->erased.erase(view.keys[i]);
     RowCounters* counters = used.store.counters(row);
     *counters = RowCounters{view.count[i], view.touched_at[i], view.version[i]};
+    if (used.spec.keeps_clicks()) *used.store.clicks(counters) = view.clicks == nullptr ? 0 : view.clicks[i];
     std::memcpy(used.store.weights(row), view.weights + i * used.store.weight_bytes(), used.store.weight_bytes());
     if (state_bytes != 0) std::memcpy(RowStore::state(counters), view.state + i * used.spec.state_width, state_bytes);
   }
@@ -169,8 +173,8 @@ PartStats TableGroup::stats(int32_t id) {
     }
   }
   stats.weight_bytes = stats.rows * used.store.weight_bytes();
-  stats.counter_bytes += stats.rows * static_cast<int64_t>(sizeof(RowCounters));
-  stats.state_bytes = stats.rows * (used.store.state_bytes() - static_cast<int64_t>(sizeof(RowCounters)));
+  stats.state_bytes = stats.rows * static_cast<int64_t>(used.spec.state_width * sizeof(float));
+  stats.counter_bytes += stats.rows * used.store.state_bytes() - stats.state_bytes;
   stats.free_bytes = static_cast<int64_t>(used.arena.free_bytes()) +
                      (static_cast<int64_t>(used.store.touched_rows()) - stats.rows) *
                          (used.store.weight_bytes() + used.store.state_bytes());

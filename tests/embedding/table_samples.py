@@ -70,6 +70,14 @@ POLICY_TABLES = (
     two_blocks("recent", eviction=(Capacity(capacity_rows=50), MinL2(min_l2=0.1))),
     two_blocks("frequent", eviction=(Capacity(capacity_rows=37, order="lfu"),), admission=MinCount(count=2)),
     two_blocks("scored", eviction=(Score(min_score=1.5, half_life_seconds=30),), dtype="bfloat16"),
+    two_blocks(
+        "clicked",
+        eviction=(
+            Score(min_score=2.0, half_life_seconds=25, show_weight=0.4, click_weight=1.5),
+            Capacity(capacity_rows=70),
+        ),
+        admission=MinCount(count=2),
+    ),
     two_blocks("limited", memory_limit_bytes=9000, dtype="float16", admission=Probability(p=0.5), unseen="unknown_row"),
     two_blocks("frozen", trainable=False),
     TableConfig(name="half", dtype="float16", blocks=(ColumnBlock(dim=9, initializer=TruncatedNormal(std=1e-6)),)),

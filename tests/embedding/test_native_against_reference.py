@@ -83,8 +83,9 @@ class TwinMachine(RuleBasedStateMachine):
             batch=self.step,
         )
         mask = rng.random(1 << BITS) < 0.7 if masked else None
-        native = self.native.apply_gradients(request, gradients, occurrences, step, mask)
-        reference = self.reference.apply_gradients(request, gradients, occurrences, step, mask)
+        clicks = rng.integers(0, occurrences + np.uint32(1)).astype(np.uint32) if seed % 4 else None
+        native = self.native.apply_gradients(request, gradients, occurrences, step, mask, clicks)
+        reference = self.reference.apply_gradients(request, gradients, occurrences, step, mask, clicks)
         assert native == reference
 
     @rule(seed=st.integers(0, 2**32), absent=st.sampled_from(["initial", "zeros", "unseen"]))

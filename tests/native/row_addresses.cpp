@@ -28,8 +28,8 @@ struct Span {
   bool operator<(const Span& other) const { return first < other.first; }
 };
 
-void check(uint32_t dim, uint32_t bytes_per_weight, uint32_t state_width, uint32_t wanted) {
-  RowStore store(dim, bytes_per_weight, state_width);
+void check(uint32_t dim, uint32_t bytes_per_weight, uint32_t state_width, bool keeps_clicks, uint32_t wanted) {
+  RowStore store(dim, bytes_per_weight, state_width, keeps_clicks);
   expect(store.weight_bytes() == dim * bytes_per_weight, "the size of a row's weights");
   std::vector<uint32_t> rows;
   for (uint32_t length = 1; rows.size() < wanted; length = length == RowStore::kLongestRun ? 1 : length * 2) {
@@ -58,6 +58,11 @@ void check(uint32_t dim, uint32_t bytes_per_weight, uint32_t state_width, uint32
     const auto* weights = reinterpret_cast<const unsigned char*>(store.weights(row));
     const auto* counters = reinterpret_cast<const unsigned char*>(store.counters(row));
     expect(weights[0] == row % 251 && weights[store.weight_bytes() - 1] == row % 251, "weights are read back");
+    if (keeps_clicks) {
+      const auto* clicks = reinterpret_cast<const unsigned char*>(store.clicks(store.counters(row)));
+      const auto* state = reinterpret_cast<const unsigned char*>(RowStore::state(store.counters(row)) + state_width);
+      expect(clicks == state && clicks + sizeof(uint32_t) == counters + store.state_bytes(), "clicks end the row");
+    }
     expect(counters[0] == row % 241 && counters[store.state_bytes() - 1] == row % 241, "state is read back");
   }
 }
@@ -65,9 +70,10 @@ void check(uint32_t dim, uint32_t bytes_per_weight, uint32_t state_width, uint32
 }  // namespace
 
 int main() {
-  check(4096, 2, 0, 540'000);          // float16, sgd: 2.2·10^9 weights, 4.4 GB
-  check(4096, 4, 2 * 4096 + 1, 280'000);  // float32, adam: 2.3·10^9 state values, 13.8 GB
-  check(1, 4, 0, 3'000'000);           // the narrowest row
+  check(4096, 2, 0, false, 540'000);          // float16, sgd: 2.2·10^9 weights, 4.4 GB
+  check(4096, 4, 2 * 4096 + 1, false, 280'000);  // float32, adam: 2.3·10^9 state values, 13.8 GB
+  check(1, 4, 0, false, 3'000'000);           // the narrowest row
+  check(3, 4, 3, true, 100'000);              // a row with clicks
   std::puts("row addresses: ok");
   return 0;
 }

@@ -70,7 +70,9 @@ struct Call {  // a request for the same keys of all tables
 
 int main() {
   TableGroup group(kTabletBits, 2, "");
-  const int32_t counted = group.add_table(spec_of(OptimizerKind::sgd, 3, RowType::float32));
+  TableSpec counting = spec_of(OptimizerKind::sgd, 3, RowType::float32);
+  counting.click_weight = 1;  // clicks are kept, and no score lets a row go
+  const int32_t counted = group.add_table(counting);
   TableSpec expiring = spec_of(OptimizerKind::adam, 5, RowType::bfloat16);
   expiring.ttl_seconds = 3;
   expiring.row_limit = 1500;
@@ -110,7 +112,8 @@ int main() {
         const std::vector<uint32_t> occurrences(kBatch * all.size(), 1);
         UpdateStep step;
         step.now = now.fetch_add(1);
-        const UpdateReport report = group.apply_gradients(call.request(), gradients.data(), occurrences.data(), step, nullptr);
+        const UpdateReport report =
+            group.apply_gradients(call.request(), gradients.data(), occurrences.data(), step, nullptr, occurrences.data());
         expect(report.tables[0].applied == static_cast<int64_t>(kBatch), "every key of a push is applied");
       }
     });
@@ -160,22 +163,24 @@ int main() {
     expect(weights[3 * i] == -static_cast<float>(pushed[i].load()), "no update is lost");
     total += pushed[i].load();
   }
-  uint64_t counted_total = 0;
+  uint64_t counted_total = 0, clicks_total = 0;
   TableGroup copy(kTabletBits, 1, "baseline");
-  copy.add_table(spec_of(OptimizerKind::sgd, 3, RowType::float32));
+  copy.add_table(counting);
   for (size_t tablet = 0; tablet < group.tablets(); ++tablet) {
     std::vector<TableRows> rows;
     const TabletState state = group.snapshot(tablet, {counted}, true, 0, rows);
     const TableRows& r = rows[0];
     for (uint32_t count : r.count) counted_total += count;
+    for (uint32_t clicks : r.clicks) clicks_total += clicks;
     copy.import_tablet(tablet,
                        {TableRowsView{0, r.keys.size(), 0, r.erased_keys.size(), r.keys.data(),
                                       reinterpret_cast<const char*>(r.weights.data()), r.state.data(), r.count.data(),
                                       r.touched_at.data(), r.version.data(), nullptr, nullptr, r.erased_keys.data(),
-                                      r.erased_versions.data()}},
+                                      r.erased_versions.data(), r.clicks.data()}},
                        state);
   }
   expect(counted_total == total, "counts are conserved");
+  expect(clicks_total == total, "clicks are conserved");
   std::vector<float> copied(kKeys * 3);
   copy.lookup(Call({0}, keys).request(), AbsentRows::zeros, copied.data());
   expect(copied == weights, "an imported copy reads the same");

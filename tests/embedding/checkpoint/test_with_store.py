@@ -19,6 +19,7 @@ from embershard.embedding.table_config import (
     Ftrl,
     MinCount,
     RowwiseAdagrad,
+    Score,
     TableConfig,
     Zeros,
 )
@@ -34,8 +35,14 @@ TABLES = (
         ),
     ),
     TableConfig(name="item", blocks=(ColumnBlock(dim=3, optimizer=Adam()),)),
-    TableConfig(name="shop", blocks=(ColumnBlock(dim=6, optimizer=RowwiseAdagrad()),), seed=9),
+    TableConfig(
+        name="shop",
+        blocks=(ColumnBlock(dim=6, optimizer=RowwiseAdagrad()),),
+        seed=9,
+        eviction=(Score(min_score=1.0, half_life_seconds=60, click_weight=5.0),),
+    ),
 )
+WITHOUT_CLICKS = (*TABLES[:2], TABLES[2].model_copy(update={"eviction": ()}))
 
 
 def reference_store() -> LocalStore:
@@ -67,7 +74,9 @@ def train(
         gradients = (rows.values + rng.standard_normal(len(rows.values)).astype(np.float32)).astype(np.float32)
         occurrences = rng.integers(1, 4, len(keys.keys)).astype(np.uint32)
         token = PushToken(1, 1, step)
-        store.exchange(Push(token, keys, gradients, occurrences, examples=32, step=step + 1, now=1000 + step), None)
+        clicks = rng.integers(0, occurrences + np.uint32(1)).astype(np.uint32)
+        push = Push(token, keys, gradients, occurrences, 32, step=step + 1, now=1000 + step, clicks=clicks)
+        store.exchange(push, None)
 
 
 def contents(store: LocalStore) -> list[bytes]:
@@ -83,6 +92,7 @@ def contents(store: LocalStore) -> list[bytes]:
                 rows.state.tobytes(),
                 rows.count.tobytes(),
                 rows.touched_at.tobytes(),
+                rows.clicks.tobytes(),
                 rows.admission_keys.tobytes(),
                 rows.admission_counts.tobytes(),
             ]
@@ -155,6 +165,26 @@ def test_base_and_deltas_equal_the_store(tmp_path: Path, make_store) -> None:
                 assert rows.version.tobytes() == merged.tables[name].version.tobytes()
                 assert rows.erased_keys.tobytes() == merged.tables[name].erased_keys.tobytes()
                 assert rows.erased_versions.tobytes() == merged.tables[name].erased_versions.tobytes()
+    assert contents(fresh) == contents(store)
+
+
+@pytest.mark.parametrize(("before", "after"), [(WITHOUT_CLICKS, TABLES), (TABLES, WITHOUT_CLICKS)])
+def test_a_delta_on_a_base_of_another_policy_equals_the_store(tmp_path: Path, make_store, before, after) -> None:
+    """Clicks begin, or cease, to be kept at a restore; the delta after it stands on a base that did otherwise."""
+    old, store, fresh = make_store(), make_store(), make_store()
+    old.ensure_tables(before)
+    train(old, range(10))
+    base = write_checkpoint(tmp_path, old, TrainingState(step=1))
+    store.ensure_tables(after)
+    with open_checkpoint(base) as checkpoint:
+        report = checkpoint.restore(store)
+    assert any("eviction" in line for line in report.changed)
+    kept = np.concatenate([store.snapshot(tablet).tables["shop"].clicks for tablet in range(16)])
+    assert not kept.any()
+    assert len(kept) == (report.rows["shop"] if after is TABLES else 0)
+    train(store, range(10, 13))
+    with open_checkpoint(write_checkpoint(tmp_path, store, TrainingState(step=2), base=base)) as checkpoint:
+        checkpoint.restore(fresh)
     assert contents(fresh) == contents(store)
 
 
