@@ -35,6 +35,8 @@ class Push:
     examples, step, now, lr_scale: see `UpdateStep`.
     seen_pushes: (2^t,) uint64 push counters the rows were pulled at (staleness), or None.
     recomputed:  the same token was refused as stale and the batch was computed again from fresh rows.
+    clicks:      (n,) uint32, how many of the occurrences were clicked; None: none was. Only tables that keep clicks
+                 (`TableConfig.keeps_clicks`) look at it.
     """
 
     token: PushToken | None
@@ -47,6 +49,7 @@ class Push:
     lr_scale: float = 1.0
     seen_pushes: npt.NDArray[np.uint64] | None = None
     recomputed: bool = False
+    clicks: npt.NDArray[np.uint32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

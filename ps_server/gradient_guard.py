@@ -155,4 +155,5 @@ def _reduced(
         keys=TableKeys(push.keys.tables, push.keys.keys[whole], splits),
         gradients=np.concatenate(gradients) if gradients else push.gradients,
         occurrences=push.occurrences[whole],
+        clicks=None if push.clicks is None else push.clicks[whole],
     )

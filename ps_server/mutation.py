@@ -18,7 +18,7 @@ class ApplyPush:
     """Gradients of one batch for the tablets that accepted them.
 
     tablets: apply at `step.lr_scale`.   late: apply at `step.lr_scale · late_lr` (too stale, recomputed once).
-    Keys of other tablets are left out. gradients, occurrences: laid out as `keys` says.
+    Keys of other tablets are left out. gradients, occurrences, clicks: laid out as `keys` says; clicks None: none.
     """
 
     token: PushToken
@@ -29,6 +29,7 @@ class ApplyPush:
     tablets: TabletMask
     late: TabletMask
     late_lr: float = 1.0
+    clicks: npt.NDArray[np.uint32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

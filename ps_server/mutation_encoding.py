@@ -54,7 +54,7 @@ KINDS: dict[type[Mutation], int] = {
 _HEAD = struct.Struct("<II")
 _ALIGNMENT = 8
 _DTYPES = ("<f4", "<f2", "<u2", "<u4", "<u8", "<i8", "|u1")
-_MASK, _KEYS = "mask", "keys"
+_MASK, _KEYS, _CLICKS = "mask", "keys", "clicks"
 SNAPSHOT_NUMBERS = ("tablet", "tablet_bits", "version", "since_version", "push_count", "erased_since")
 
 
@@ -163,6 +163,8 @@ def _write_push(body: _Body, push: ApplyPush) -> None:
     body.put_keys(push.keys)
     body.put_array("gradients", push.gradients)
     body.put_array("occurrences", push.occurrences)
+    if push.clicks is not None:
+        body.put_array("clicks", push.clicks)
     step = push.step
     body.fields["step"] = {
         "examples": int(step.examples),
@@ -187,6 +189,7 @@ def _read_push(parts: _Parts) -> ApplyPush:
         parts.mask("tablets"),
         parts.mask("late"),
         parts.fields["late_lr"],
+        parts.arrays.get("clicks"),
     )
 
 
@@ -259,19 +262,24 @@ def _write_import(body: _Body, imported: ImportTablet) -> None:
     body.fields["tables"] = list(snapshot.tables)
     for index, rows in enumerate(snapshot.tables.values()):
         for name, array in _arrays_of(rows):
-            body.put_array(f"{index}.{name}", array)
+            if name != _CLICKS or len(array):
+                body.put_array(f"{index}.{name}", array)
     for name, array in _arrays_of(snapshot.applied):
         body.put_array(f"applied.{name}", array)
 
 
 def _read_import(parts: _Parts) -> ImportTablet:
-    tables = {
-        table: TableRows(**{field.name: parts.arrays[f"{index}.{field.name}"] for field in fields(TableRows)})
-        for index, table in enumerate(parts.fields["tables"])
-    }
+    tables = {table: _rows_of(parts, index) for index, table in enumerate(parts.fields["tables"])}
     applied = AppliedMemory(**{field.name: parts.arrays[f"applied.{field.name}"] for field in fields(AppliedMemory)})
     numbers = {name: parts.fields[name] for name in SNAPSHOT_NUMBERS}
     return ImportTablet(TabletSnapshot(**numbers, tables=tables, applied=applied), parts.optional_token())
+
+
+def _rows_of(parts: _Parts, index: int) -> TableRows:
+    places = {field.name: f"{index}.{field.name}" for field in fields(TableRows)}
+    if places[_CLICKS] not in parts.arrays:
+        del places[_CLICKS]  # rows without clicks, or written before there were any
+    return TableRows(**{name: parts.arrays[place] for name, place in places.items()})
 
 
 def _write_adopt(body: _Body, adopt: AdoptMap) -> None:

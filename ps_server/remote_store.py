@@ -391,6 +391,7 @@ class RemoteStore:
                     keys=pushes[shard].keys,
                     gradients=layout.take(push.gradients, push_at),
                     occurrences=push.occurrences[push_at],
+                    clicks=None if push.clicks is None else push.clicks[push_at],
                 )
                 tablets = tablet_map.tablets_of(shard)
                 tablets = tablets if covered is None else tablets & covered
@@ -443,6 +444,7 @@ class RemoteStore:
 
     def _check_push_size(self, push: Push) -> None:
         size = push.gradients.nbytes + push.keys.keys.nbytes + push.occurrences.nbytes
+        size += 0 if push.clicks is None else push.clicks.nbytes
         if size > self._links.max_request_bytes * self._links.map.shards:
             raise RequestTooLargeError(
                 f"expected a push of at most {self._links.max_request_bytes} bytes a shard, got {size} bytes for "

@@ -207,7 +207,9 @@ class Shard:
         if not (fresh.any() or late.any()):
             return PushDecision(None, verdict, stale, refusal)
         step = UpdateStep(push.examples, push.step, push.now, push.lr_scale, push.token.unit, push.token.batch)
-        mutation = ApplyPush(push.token, push.keys, push.gradients, push.occurrences, step, fresh, late, late_lr)
+        mutation = ApplyPush(
+            push.token, push.keys, push.gradients, push.occurrences, step, fresh, late, late_lr, push.clicks
+        )
         return PushDecision(mutation, verdict, stale, refusal)
 
     def apply_push(self, decision: PushDecision) -> UpdateReport:
@@ -357,13 +359,16 @@ class Shard:
         report = UpdateReport()
         if on_time:
             mask = None if push.tablets.all() else push.tablets
-            report = self._tables.apply_gradients(push.keys, push.gradients, push.occurrences, push.step, mask)
+            report = self._apply_gradients(push, push.step, mask)
         if late:
             step = replace(push.step, lr_scale=push.step.lr_scale * push.late_lr)
-            more = self._tables.apply_gradients(push.keys, push.gradients, push.occurrences, step, push.late)
+            more = self._apply_gradients(push, step, push.late)
             report = merge_updates([report, more]) if on_time else more
         self._memory.remember(push.token, push.tablets | push.late if late else push.tablets)
         return report
+
+    def _apply_gradients(self, push: ApplyPush, step: UpdateStep, tablets: TabletMask | None) -> UpdateReport:
+        return self._tables.apply_gradients(push.keys, push.gradients, push.occurrences, step, tablets, push.clicks)
 
     def _check_writable(self, tables: tuple[str, ...]) -> None:
         if tables in self._writable:

@@ -46,6 +46,7 @@ _ABSENT: tuple[Absent, ...] = ("initial", "zeros", "unseen")
 
 # Numbers of the array fields in parameter_server.proto.
 _PUSH_KEYS, _GRADIENTS, _OCCURRENCES, _SEEN_PUSHES, _PUSH_TABLETS, _PULL_KEYS = 16, 17, 18, 19, 20, 21
+_PUSH_CLICKS = 22
 _VALUES, _PUSHES = 16, 17
 
 
@@ -126,6 +127,8 @@ def exchange_message(
         add(_PUSH_KEYS, push.keys.keys)
         add(_GRADIENTS, pack_values(push.gradients, wire.dtype, exponent))
         add(_OCCURRENCES, push.occurrences)
+        if push.clicks is not None:
+            add(_PUSH_CLICKS, push.clicks)
         if push.seen_pushes is not None:
             add(_SEEN_PUSHES, push.seen_pushes)
         if tablets is not None:
@@ -170,6 +173,9 @@ def decode_exchange(
         dtype = _choice(_DTYPES, part.dtype, "push.dtype")
         keys = decode_keys(part.tables, fields, _PUSH_KEYS, "push_keys")
         occurrences = _read_sized(fields, _OCCURRENCES, U32, len(keys.keys), "occurrences")
+        clicks = read_array(fields, _PUSH_CLICKS, U32, "push_clicks")
+        if len(clicks) not in (0, len(occurrences)):
+            raise WireFormatError(f"expected push_clicks of {len(occurrences)} keys or none, got {len(clicks)}")
         seen = read_array(fields, _SEEN_PUSHES, U64, "seen_pushes")
         if len(seen) not in (0, 1 << tablet_bits):
             raise WireFormatError(f"expected seen_pushes of {1 << tablet_bits} tablets, got {len(seen)}")
@@ -189,6 +195,7 @@ def decode_exchange(
             part.lr_scale,
             seen if len(seen) else None,
             part.recomputed,
+            clicks if len(clicks) else None,
         )
         tablets = decode_mask(fields.get(_PUSH_TABLETS), tablet_bits)
         norms = {norm.table: norm.norm for norm in part.norms}

@@ -178,6 +178,7 @@ def encode_snapshot(snapshot: TabletSnapshot) -> pb.TabletSnapshot:
             admission_counts=rows.admission_counts.tobytes(),
             erased_keys=rows.erased_keys.tobytes(),
             erased_versions=rows.erased_versions.tobytes(),
+            clicks=rows.clicks.tobytes(),
         )
     return message
 
@@ -212,7 +213,10 @@ def _decode_rows(rows: pb.Rows) -> TableRows:
         np.frombuffer(rows.admission_counts, np.uint32),
         np.frombuffer(rows.erased_keys, np.uint64),
         np.frombuffer(rows.erased_versions, np.uint32),
+        np.frombuffer(rows.clicks, np.uint32),
     )
+    if len(decoded.clicks) not in (0, n):
+        raise ValueError(f"{n} rows, {len(decoded.clicks)} clicks")
     if len(decoded.admission_keys) != len(decoded.admission_counts):
         raise ValueError(f"{len(decoded.admission_keys)} admission keys, {len(decoded.admission_counts)} counts")
     if len(decoded.erased_keys) != len(decoded.erased_versions):

@@ -12,7 +12,7 @@ from embershard.embedding.errors import DuplicateKeyError, TableConflictError, U
 from embershard.embedding.native_table_group import NativeTableGroup
 from embershard.embedding.reference import ReferenceTableGroup
 from embershard.embedding.store import Pull, Push, PushToken
-from embershard.embedding.table_config import Adagrad, Adam, Capacity, ColumnBlock, MinCount, TableConfig, Ttl
+from embershard.embedding.table_config import Adagrad, Adam, Capacity, ColumnBlock, MinCount, Score, TableConfig, Ttl
 from embershard.embedding.table_group import TableKeys
 from embershard.ps_server.client_tokens import ClientTokens
 from embershard.ps_server.durable_shard import DurableShard
@@ -43,7 +43,11 @@ ITEM = TableConfig(
     name="item",
     blocks=(ColumnBlock(name="a", dim=2, optimizer=Adam(lr=0.1)), ColumnBlock(name="b", dim=1)),
     admission=MinCount(count=3),
-    eviction=(Ttl(ttl_seconds=25), Capacity(capacity_rows=32)),
+    eviction=(
+        Ttl(ttl_seconds=25),
+        Capacity(capacity_rows=32),
+        Score(min_score=1.2, half_life_seconds=40, show_weight=0.3, click_weight=0.6),
+    ),
 )
 
 
@@ -80,6 +84,8 @@ def request(rng, table=USER, count=6):
 def push(rng, unit, batch, lease=1, table=USER, **options):
     keys, gradients = request(rng, table)
     occurrences = rng.integers(1, 5, len(keys.keys)).astype(np.uint32)
+    if table.keeps_clicks:
+        options["clicks"] = rng.integers(0, occurrences + np.uint32(1)).astype(np.uint32)
     return Push(
         PushToken(unit, lease, batch), keys, gradients, occurrences, 8, batch + 1, 100 + batch, lr_scale=0.9, **options
     )

@@ -103,6 +103,25 @@ def same(left, right):
     return type(left) is type(right) and left == right
 
 
+def with_clicks(mutation):
+    """The push, or the import, with clicks beside its other counts."""
+    if isinstance(mutation, m.ApplyPush):
+        return dataclasses.replace(mutation, clicks=np.array([0, 1, 0, 3], np.uint32))
+    tables = {
+        name: dataclasses.replace(rows, clicks=rows.count // 2) for name, rows in mutation.snapshot.tables.items()
+    }
+    return dataclasses.replace(mutation, snapshot=dataclasses.replace(mutation.snapshot, tables=tables))
+
+
+@pytest.mark.parametrize("mutation", [MUTATIONS[0], m.ImportTablet(SNAPSHOT, TOKEN)], ids=lambda m: type(m).__name__)
+def test_clicks_come_back_and_take_no_byte_where_there_are_none(mutation):
+    clicked = with_clicks(mutation)
+    kind, body = encoded(clicked)
+    assert same(decode_mutation(kind, body), clicked)
+    assert b"clicks" in body.tobytes()
+    assert b"clicks" not in encoded(mutation)[1].tobytes()
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: type(mutation).__name__)
 def test_mutation_comes_back_as_it_was(mutation):
     kind, body = encoded(mutation)

@@ -12,7 +12,7 @@ from running_shards import make_spec, running_shards
 
 from embershard.embedding.native_table_group import NativeTableGroup
 from embershard.embedding.store import Pull, Push, PushToken
-from embershard.embedding.table_config import ColumnBlock, TableConfig
+from embershard.embedding.table_config import ColumnBlock, Score, TableConfig
 from embershard.embedding.table_group import TableKeys
 from embershard.ps_server import parameter_server_pb2 as pb
 from embershard.ps_server import shared_memory
@@ -27,7 +27,11 @@ pytestmark = pytest.mark.skipif(not shared_memory.IS_POSSIBLE, reason="no memfd 
 
 TABLES = [
     TableConfig(name="wide", blocks=(ColumnBlock(dim=16),)),
-    TableConfig(name="slim", blocks=(ColumnBlock(dim=3),)),
+    TableConfig(
+        name="slim",
+        blocks=(ColumnBlock(dim=3),),
+        eviction=(Score(min_score=0.1, half_life_seconds=9, click_weight=1.0),),
+    ),
 ]
 PATIENCE = Patience(call_seconds=20, attempt_seconds=2, connect_seconds=5)
 
@@ -40,11 +44,17 @@ def batch(seed, count=3000):
 
 def push_of(token, data):
     keys, gradients, occurrences = data
-    return Push(token, keys, gradients, occurrences, 8, 1, 5)
+    return Push(token, keys, gradients, occurrences, 8, 1, 5, clicks=occurrences // np.uint32(2))
+
+
+def clicks_of(store):
+    """Clicks of every row of `slim`, by key."""
+    rows = [store.snapshot(tablet).tables["slim"] for tablet in range(1 << store.tablet_bits)]
+    return np.concatenate([part.clicks for part in rows]).tolist()
 
 
 def train(store, batches=6):
-    """Rows pulled beside each push, and all rows at the end."""
+    """Rows pulled beside each push."""
     store.ensure_tables(TABLES)
     pulled = []
     for number in range(batches):
@@ -57,16 +67,19 @@ def train(store, batches=6):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_rows_and_reports_are_those_of_the_socket(tmp_path, shards, dtype):
-    answers = {}
+    answers, clicks = {}, {}
     for shares in (True, False):
         spec = make_spec(tmp_path, shards, name=f"shares-{shares}")
         with running_shards(spec, NativeTableGroup) as servers:
             with connect(spec.shards[0], shared_memory=shares, wire=WireFormat(dtype)) as store:
                 answers[shares] = train(store)
+                clicks[shares] = clicks_of(store)
                 assert [len(server.service.shared_blocks) for server in servers] == [int(shares)] * shards
             assert [len(server.service.shared_blocks) for server in servers] == [0] * shards
     with LocalStore(4) as local:
         alone = train(local)
+        assert clicks == dict.fromkeys((True, False), clicks_of(local))
+    assert sum(clicks[True]) > 0
     for (rows, report), (plain, plain_report), (exact, exact_report) in zip(
         answers[True], answers[False], alone, strict=True
     ):

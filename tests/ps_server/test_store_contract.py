@@ -20,7 +20,7 @@ from embershard.embedding.errors import DuplicateKeyError, TableConflictError, U
 from embershard.embedding.native_table_group import NativeTableGroup
 from embershard.embedding.reference import ReferenceTableGroup
 from embershard.embedding.store import Pull, Push, PushToken
-from embershard.embedding.table_config import Adagrad, ColumnBlock, Sgd, TableConfig, Uniform, Zeros
+from embershard.embedding.table_config import Adagrad, ColumnBlock, Score, Sgd, TableConfig, Uniform, Zeros
 from embershard.embedding.table_group import AppliedMemory, TableKeys
 from embershard.ps_server import shard_link
 from embershard.ps_server.client_tokens import CLIENT_LEASE
@@ -35,6 +35,11 @@ ITEM = TableConfig(
         ColumnBlock(name="linear", dim=1, initializer=Zeros(), optimizer=Sgd(lr=1.0)),
         ColumnBlock(name="factors", dim=4, initializer=Uniform(), optimizer=Adagrad()),
     ),
+)
+AD = TableConfig(
+    name="ad",
+    blocks=(ColumnBlock(dim=2, initializer=Zeros(), optimizer=Sgd(lr=1.0)),),
+    eviction=(Score(min_score=3.0, half_life_seconds=60, show_weight=0.5, click_weight=2.0),),
 )
 COUNTER = TableConfig(name="counter", blocks=(ColumnBlock(dim=1, initializer=Zeros(), optimizer=Sgd(lr=1.0)),))
 
@@ -128,6 +133,35 @@ def test_exchange_reads_what_it_pushed(store):
     assert answer.report.tables["counter"].created == 50
     assert answer.report.applied > 0
     assert answer.rows.pushes.sum() > 0
+
+
+def test_clicks_of_a_push_decide_which_rows_leave(store):
+    """The pushed numbers are 0 … 59 in another order; n occurred 1 + n % 3 times and was clicked n % 3 times."""
+    store.ensure_tables([AD])
+    numbers = np.random.default_rng(3).permutation(60)
+    keys = TableKeys.concat({"counter": keys_of(*range(20)), "ad": keys_of(*numbers)})
+    clicks = np.concatenate([np.zeros(20, np.int64), numbers % 3]).astype(np.uint32)
+    push = replace(make_push(keys, np.ones(20 + 120)), occurrences=clicks + np.uint32(1), clicks=clicks)
+    store.exchange(push, None)
+    rows = [snapshot.tables["ad"] for snapshot in snapshots(store)]
+    kept = {key: count for part in rows for key, count in zip(part.keys.tolist(), part.clicks.tolist(), strict=True)}
+    assert kept == dict(zip(keys_of(*numbers).tolist(), (numbers % 3).tolist(), strict=True))
+    assert all(len(snapshot.tables["counter"].clicks) == 0 for snapshot in snapshots(store))
+    assert store.evict(0)["ad"] == 40  # ½ and 2½ of 3; 4½ stay
+    left = {key for snapshot in snapshots(store) for key in snapshot.tables["ad"].keys.tolist()}
+    assert left == set(keys_of(*range(2, 60, 3)).tolist())
+
+
+def test_a_push_without_clicks_counts_none_and_one_with_too_many_is_refused(store):
+    store.ensure_tables([AD])
+    push = make_push(TableKeys.of("ad", keys_of(1, 2)), np.ones(4))
+    store.exchange(push, None)
+    with pytest.raises(ValueError, match="expected at most as many clicks as occurrences, got 2 of 1"):
+        store.exchange(replace(push, clicks=np.full(2, 2, np.uint32)), None)
+    store.exchange(replace(push, clicks=np.ones(2, np.uint32)), None)
+    rows = [snapshot.tables["ad"] for snapshot in snapshots(store)]
+    assert [count for part in rows for count in part.clicks.tolist()] == [1, 1]
+    assert [count for part in rows for count in part.count.tolist()] == [2, 2]
 
 
 def test_rows_come_in_the_order_they_were_asked_for_b25(store):

@@ -1,5 +1,7 @@
 """Wire: golden bytes, round trips, and bytes that are no message."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -82,7 +84,7 @@ def same_keys(left, right):
 
 
 def same_push(left, right):
-    arrays = ("gradients", "occurrences", "seen_pushes")
+    arrays = ("gradients", "occurrences", "seen_pushes", "clicks")
     return (
         same_keys(left.keys, right.keys)
         and all(np.array_equal(getattr(left, name), getattr(right, name)) for name in arrays)
@@ -104,6 +106,16 @@ def test_exchange_comes_back(wire):
     assert call.tablets.tolist() == TABLETS.tolist()
     assert call.rows_format == wire
     assert call.norms == {"user": 0.5}
+
+
+@pytest.mark.parametrize("wire", [WireFormat(), WireFormat("float16", "zstd")])
+def test_clicks_come_back_and_stay_away_where_there_are_none(wire):
+    clicked = replace(PUSH, clicks=np.array([1, 0, 3], np.uint32))
+    plain, data = (join_message(*exchange_message(HEADER, push, None, wire)) for push in (PUSH, clicked))
+    assert same_push(decode_exchange(data, BITS).push, clicked)
+    assert decode_exchange(plain, BITS).push.clicks is None
+    if wire == WireFormat():
+        assert np.frombuffer(pb.ExchangeRequest.FromString(data).push_clicks, "<u4").tolist() == [1, 0, 3]
 
 
 @pytest.mark.parametrize("wire", [WireFormat(), WireFormat("float16", "zstd"), WireFormat("bfloat16")])
@@ -209,6 +221,7 @@ def test_damaged_messages_are_refused_or_make_sense(data):
         (lambda m: setattr(m, "push_keys", m.push_keys + b"x"), "push_keys as 8-byte values"),
         (lambda m: setattr(m, "push_keys", m.push_keys + b"x" * 8), "expected 3 values of push_keys, got 4"),
         (lambda m: setattr(m, "occurrences", b""), "occurrences"),
+        (lambda m: setattr(m, "push_clicks", b"x" * 8), "expected push_clicks of 3 keys or none, got 2"),
         (lambda m: setattr(m, "seen_pushes", b"x" * 8), "seen_pushes of 8 tablets"),
         (lambda m: setattr(m, "push_tablets", b"xx"), "tablet mask of 1 bytes"),
         (lambda m: setattr(m.push.token, "batch", -1), "batch from 0"),
