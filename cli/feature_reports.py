@@ -11,21 +11,22 @@ import pyarrow as pa
 from ..datasets.click_log import ClickLog
 from ..feature_map import FeatureBatch, FeatureMap
 from ..feature_map.grouping import group_features
-from ..feature_map.learned_statistics import learn_statistics
 from ..feature_map.profile_picture import draw_profile
 from .console import note
 from .data_config import evaluation_log, other_log, train_log
 from .errors import UsageError
+from .feature_statistics import with_statistics
 from .importance_file import load_importance
 from .run_config import load_run_config
 
 IMPORTANCE_BATCH = 8192
+PASS_ROWS = 65_536
 
 
 def records_of(log: ClickLog, features: FeatureMap) -> Iterator[pa.RecordBatch]:
     """All rows of a click log with the columns that the features read, in file order."""
     for unit in log.units(0):
-        yield from log.records(unit, features.columns, 65_536)
+        yield from log.records(unit, features.columns, PASS_ROWS)
 
 
 def profile_run(
@@ -45,8 +46,7 @@ def profile_run(
     features = FeatureMap.of(settings.features)
     known = {} if importance is None else load_importance(importance, [one.name for one in features.features])
     log = train_log(settings.data, features.columns, run=0)
-    if features.unlearned:
-        features = learn_statistics(features, records_of(log, features))
+    features = with_statistics(features, log, PASS_ROWS)
     dim = getattr(settings.model, "dim", 1)
     found, report = group_features(features, records_of(log, features), importance=known or None, dim=dim)
     folder = to or Path("runs") / config.stem / "profile"

@@ -8,8 +8,12 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..feature_map.config_file import read_yaml, validate
+from ..feature_map.errors import ConfigError, FeatureMapError
 from ..feature_map.feature_config import FeatureMapConfig
-from ..models.config import DeepFMConfig, ModelConfig, OptimizerConfig, TrainConfig
+from ..feature_map.feature_map import FeatureMap
+from ..models.config import CustomModelConfig, DeepFMConfig, ModelConfig, OptimizerConfig, TrainConfig
+from ..models.errors import ModelSpecError
+from ..models.input_columns import check_inputs
 from .data_config import DataConfig
 from .output_config import OutputConfig
 from .overrides import apply_overrides
@@ -49,4 +53,24 @@ def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     data = apply_overrides(read_yaml(path), overrides)
     if isinstance(data.get("features"), str):
         data["features"] = read_yaml(path.parent / str(data["features"]))
-    return RunConfig.from_dict(data, str(path))
+    config = RunConfig.from_dict(data, str(path))
+    try:
+        features = FeatureMap.of(config.features)
+        check_inputs(config.model, features)
+    except (FeatureMapError, ModelSpecError) as error:
+        raise ConfigError(f"{path}: $.features: {error}") from None
+    if (problem := _label_problem(config, list(features.labels))) is not None:
+        raise ConfigError(f"{path}: $.features.label: {problem}")
+    return config
+
+
+def _label_problem(config: RunConfig, labels: list[str]) -> str | None:
+    if not labels:
+        return "expected a label column to train on, got none"
+    if len(labels) == 1:
+        return None
+    if not isinstance(config.model, CustomModelConfig):
+        return f"expected one label column, got {labels}: model {config.model.kind!r} gives one logit an example"
+    if config.data.evaluate is not None:
+        return f"expected one label column, got {labels}: $.data.evaluate measures one logit an example"
+    return None

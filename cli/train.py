@@ -49,3 +49,5 @@ def train(
         return
     for name, value in facts.items():
         say(f"{name.replace('_', ' ')}: {format_value(value)}")
+    if report.history and report.history[-1]["note"]:
+        say(f"note: {report.history[-1]['note']}")

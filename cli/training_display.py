@@ -48,9 +48,7 @@ class TrainingDisplay(TrainObserver):
             scalars = {"epoch": evaluation.epoch, "auc": evaluation.auc, "logloss": evaluation.logloss}
             self._log.add("evaluate", evaluation.step, scalars)
         if not self._stream.isatty():
-            auc, logloss = format_value(evaluation.auc), format_value(evaluation.logloss)
-            mark = " (best so far)" if is_best else ""
-            self._stream.write(f"step {evaluation.step:,}: AUC {auc}, log loss {logloss}{mark}\n")
+            self._stream.write(f"step {evaluation.step:,}: {_in_words(evaluation)}{' (best so far)' * is_best}\n")
             self._stream.flush()
 
     def close(self) -> None:
@@ -61,3 +59,10 @@ class TrainingDisplay(TrainObserver):
         if self._log is not None:
             self._log.close()
             self._log = None
+
+
+def _in_words(evaluation: Evaluation) -> str:
+    if evaluation.examples == 0:
+        return "nothing measured: the evaluation rows are none"
+    undefined = f" ({evaluation.note})" if evaluation.note else ""
+    return f"AUC {format_value(evaluation.auc)}{undefined}, log loss {format_value(evaluation.logloss)}"

@@ -15,7 +15,6 @@ from ..benchmarks.measurement import machine
 from ..datasets import ClickLog
 from ..embedding.checkpoint import Checkpoint, latest_checkpoint
 from ..feature_map import FeatureMap
-from ..feature_map.learned_statistics import learn_statistics
 from ..feature_map.yaml_file import write_yaml
 from ..models.train_result import TrainResult
 from ..models.trainer import Trainer
@@ -24,12 +23,14 @@ from .assembly import Assembly, assembled
 from .data_config import evaluation_log, train_log
 from .errors import UsageError
 from .evaluation import runs_folder
+from .feature_statistics import with_statistics
 from .metrics_log import MetricsLog
 from .report import RunReport, TableSize, write_report
 from .resume_plan import plan_resume, resumed_state
 from .run_checkpoints import RunCheckpoints
 from .run_config import RunConfig
 from .run_folder import RunFolder, check_new_run, last_run, new_run
+from .split_check import check_split
 from .store_config import ClusterStoreConfig
 from .training_display import TrainingDisplay
 from .value_keeping import VALUES_FOLDER, ValueKeeper
@@ -58,12 +59,14 @@ def train_run(
     runs = runs_folder(config.output.folder, source)
     if not resume:
         check_new_run(runs, config.output.name)
+        check_split(config.data, FeatureMap.of(config.features), source)
         config = _with_statistics(config)
         with assembled(config, FeatureMap.of(config.features)) as assembly:
             return _train(assembly, _PendingFolder(runs, config), source.stem, None, stream)
     run = last_run(runs, config.output.name)
     with _checkpoint_to_resume(run) as checkpoint:
         plan = plan_resume(checkpoint, config, reinit)
+        check_split(plan.config.data, FeatureMap.of(plan.config.features), source)
         plan = replace(plan, config=_with_statistics(plan.config))
         state = resumed_state(checkpoint, plan)
         for line in plan.changes:
@@ -137,7 +140,6 @@ def _train(
     keeper = (
         ValueKeeper(features, f"step{0 if state is None else state.step}") if ValueKeeper.is_needed(features) else None
     )
-    _check_rows_to_train(config, features)
     log: ClickLog = train_log(config.data, features.columns, run_id, [] if keeper is None else [keeper])
     validation = evaluation_log(config.data, features.columns)
     trainer = Trainer(assembly.model, assembly.embeddings, config.train, config.optimizer)
@@ -163,14 +165,6 @@ def _train(
     return FinishedRun(run, report)
 
 
-def _check_rows_to_train(config: RunConfig, features: FeatureMap) -> None:
-    """Raises: UsageError where every row evaluates. Cost: reading up to the first row that trains."""
-    log = train_log(config.data, features.columns, run=0)
-    records = (part for unit in log.units(0) for part in log.records(unit, features.columns, 1024))
-    if config.data.evaluate is not None and next(records, None) is None:
-        raise UsageError(f"expected rows to train on, got none: all rows of {list(config.data.path)} evaluate")
-
-
 def _new_run_id(config: RunConfig) -> int:
     """The seed, so that a run repeats to the bit; on a running cluster a number of its own, since shards that were
     trained by a run of the same seed would take its batches for ones they have applied."""
@@ -192,8 +186,7 @@ def _with_statistics(config: RunConfig) -> RunConfig:
     if not features.unlearned:
         return config
     log = train_log(config.data, features.columns, run=0)
-    records = (batch for unit in log.units(0) for batch in log.records(unit, features.columns, config.data.unit_rows))
-    return config.model_copy(update={"features": learn_statistics(features, records).config})
+    return config.model_copy(update={"features": with_statistics(features, log, config.data.unit_rows).config})
 
 
 def _report(assembly: Assembly, name: str, result: TrainResult) -> RunReport:

@@ -31,8 +31,16 @@ def column_specs(config: FeatureMapConfig) -> tuple[ColumnSpec, ...]:
     """Every column once, in the order the features first read them, then label, weight, group and event time.
 
     A column that several features read as different types is parsed as text, which all of them cast exactly; ids before
-    numbers. Raises: FeatureMapError where a list column is also read as no list."""
+    numbers. Raises: FeatureMapError where a list column is also read as no list, and where a feature reads a label."""
     found: dict[str, ColumnSpec] = {}
+    labels = {label.column for label in config.label}
+    for feature in config.features:
+        for spec in _feature_specs(feature, config):
+            if spec.name in labels:
+                raise FeatureMapError(
+                    f"feature {feature.name!r}: expected columns that are no label, got label column {spec.name!r}: "
+                    "the model would be told what it is to predict"
+                )
     for spec in _all_specs(config):
         known = found.get(spec.name)
         if known is None:
@@ -64,13 +72,7 @@ def rules_of(feature: Cross | Lookup, config: FeatureMapConfig) -> Iterator[Colu
 
 def _all_specs(config: FeatureMapConfig) -> Iterator[ColumnSpec]:
     for feature in config.features:
-        if isinstance(feature, Cross | Lookup):
-            for rule in rules_of(feature, config):
-                yield from _value_specs(rule)
-        elif isinstance(feature, Categorical | Sequence):
-            yield from _value_specs(feature)
-        elif isinstance(feature, Bucketize | SoftBuckets | Numeric):
-            yield from _number_specs(feature)
+        yield from _feature_specs(feature, config)
     for label in config.label:
         is_text = label.positive is not None and isinstance(label.positive[0], str)
         yield ColumnSpec(label.column, pa.string() if is_text else pa.float64())
@@ -80,6 +82,16 @@ def _all_specs(config: FeatureMapConfig) -> Iterator[ColumnSpec]:
         yield ColumnSpec(config.group.column, _ID_TYPES[config.group.id])
     if config.event_time is not None:
         yield ColumnSpec(config.event_time.column, _time_type(config.event_time))
+
+
+def _feature_specs(feature: Feature, config: FeatureMapConfig) -> Iterator[ColumnSpec]:
+    if isinstance(feature, Cross | Lookup):
+        for rule in rules_of(feature, config):
+            yield from _value_specs(rule)
+    elif isinstance(feature, Categorical | Sequence):
+        yield from _value_specs(feature)
+    elif isinstance(feature, Bucketize | SoftBuckets | Numeric):
+        yield from _number_specs(feature)
 
 
 def _value_specs(rule: ColumnValues) -> Iterator[ColumnSpec]:

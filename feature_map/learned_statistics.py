@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..datasets.schema import ColumnSpec
+from ..datasets.work_unit import BatchId
 from . import _native
 from .encode_plan import PlanBuilder, number_steps
 from .errors import FeatureMapError
@@ -21,6 +23,7 @@ from .time_parts import TimeColumn, with_time_columns
 
 SAMPLE_VALUES = 200_000
 Learning = Numeric | Bucketize | SoftBuckets
+LearnedNumbers = list[npt.NDArray[np.float64]]
 
 
 def learn_statistics(
@@ -31,22 +34,53 @@ def learn_statistics(
     Means, deviations and ranges are exact (float64); quantiles are those of a uniform sample of 200,000 values, which
     is the same for the same records and seed. Nulls are left out. What is learned is saved with the map.
     Raises: FeatureMapError naming a feature without a single value; as `FeatureMap.encode`."""
-    learners = [
-        _Learner.of(f, PlanBuilder(feature_map.config).number_rules(f), seed)
-        for f in feature_map.features
-        if isinstance(f, Numeric | Bucketize | SoftBuckets) and f.learns is not None
-    ]
-    if not learners:
+    learner = StatisticsLearner(feature_map, seed=seed)
+    if not feature_map.unlearned:
         return feature_map
-    made = tuple(learner.time for learner in learners if learner.time is not None)
     for part in records:
         for chunk in [part] if isinstance(part, pa.RecordBatch) else part.to_batches():
-            capsules = (with_time_columns(chunk, made) if made else chunk).__arrow_c_array__()
-            for learner in learners:
-                learner.add(_native.read_numbers(capsules, learner.column, learner.rules))
-    learned = {learner.feature.name: learner.learned() for learner in learners}
-    features = tuple(learned.get(f.name, f) for f in feature_map.features)
-    return FeatureMap.of(feature_map.config.model_copy(update={"features": features}))
+            learner.add(learner.encode(chunk))
+    return learner.learned()
+
+
+class StatisticsLearner:
+    """Learns the statistics of a feature map record batch by record batch.
+
+    `encode` reads the numbers of a record batch, `add` takes them in, in the order of the log. It may so stand in the
+    map's place in `ClickLog.batches`, which says of a number that cannot be read where it stands: file and row.
+    Thread safety: `encode` from any number of threads; `add` and `learned` from one.
+    """
+
+    def __init__(self, feature_map: FeatureMap, *, seed: int = 0) -> None:
+        """seed: of the sample that quantiles are taken from."""
+        self._map = feature_map
+        self._learners = [
+            _Learner.of(f, PlanBuilder(feature_map.config).number_rules(f), seed)
+            for f in feature_map.features
+            if isinstance(f, Numeric | Bucketize | SoftBuckets) and f.learns is not None
+        ]
+        self._times = tuple(learner.time for learner in self._learners if learner.time is not None)
+
+    @property
+    def columns(self) -> tuple[ColumnSpec, ...]:
+        """The click-log columns of the whole map, so that one that is missing is found before anything is learned."""
+        return self._map.columns
+
+    def encode(self, records: pa.RecordBatch, id: BatchId | None = None) -> LearnedNumbers:
+        """The numbers of each feature that learns; pure. Raises: as `FeatureMap.encode`."""
+        capsules = (with_time_columns(records, self._times) if self._times else records).__arrow_c_array__()
+        return [_native.read_numbers(capsules, learner.column, learner.rules) for learner in self._learners]
+
+    def add(self, numbers: LearnedNumbers) -> None:
+        """Take in what `encode` gave."""
+        for learner, values in zip(self._learners, numbers, strict=True):
+            learner.add(values)
+
+    def learned(self) -> FeatureMap:
+        """The map with what was learned. Raises: FeatureMapError naming a feature without a single value."""
+        learned = {learner.feature.name: learner.learned() for learner in self._learners}
+        features = tuple(learned.get(f.name, f) for f in self._map.features)
+        return FeatureMap.of(self._map.config.model_copy(update={"features": features}))
 
 
 @dataclass(slots=True)

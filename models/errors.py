@@ -12,7 +12,7 @@ class StoreMismatchError(ValueError):
 
 
 class ModelSpecError(ValueError):
-    """`model.class` does not lead to a torch module that can be built; the message says where the path breaks."""
+    """A model cannot be built of its configuration and the features, or gives no logits; the message says why."""
 
 
 class TrainingDivergedError(ArithmeticError):

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..feature_map.batch import FeatureBatch
 from .embedding_collection import EmbeddingCollection
+from .errors import ModelSpecError
 from .metrics import Metrics, measure
 from .prefetch_pipeline import prefetch
 from .tensor_batch import TensorBatch
@@ -36,11 +37,14 @@ def predict(
 ) -> Iterator[Prediction]:
     """Predictions batch by batch, in order; unseen keys read the tables' `unseen` vector and no table grows.
 
-    model: takes (EmbeddingOutput, dense (B, W)), gives (B,) logits. Both modules are back in their mode at the end."""
+    model: takes (EmbeddingOutput, dense (B, W)), gives (B,) logits. Both modules are back in their mode at the end.
+    Raises: ModelSpecError for other logits; what reading and the store raise."""
     with evaluation_mode(model, embeddings):
         for batch, inputs in prefetch(batches, embeddings, depth):
             with torch.no_grad():
                 logits = model(inputs, batch.dense)
+            if logits.numel() != len(batch):
+                raise ModelSpecError(f"expected logits of shape ({len(batch)},), got {tuple(logits.shape)}")
             yield Prediction(logits.detach().float().cpu().numpy().reshape(len(batch)), batch.features)
 
 

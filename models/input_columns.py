@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..feature_map.feature_map import FeatureMap
+from .config import CustomModelConfig, LogisticRegressionConfig, ModelConfig
 from .errors import ModelSpecError
 
 
@@ -18,6 +19,19 @@ class AddedInputs:
 
     fields: tuple[int, ...] = ()
     dense: tuple[int, ...] = ()
+
+
+def check_inputs(config: ModelConfig, features: FeatureMap) -> None:
+    """Raises: ModelSpecError where the model has nothing to read of the features.
+
+    Logistic regression reads numbers alone too; factors are of pooled features."""
+    if isinstance(config, CustomModelConfig) or pooled_names(features):
+        return
+    if isinstance(config, LogisticRegressionConfig) and not features.categorical:
+        return
+    got = f"only {[f.name for f in features.categorical]} with pooling none" if features.categorical else "only numbers"
+    more = "" if features.categorical else "; model 'lr' takes them"
+    raise ModelSpecError(f"expected at least one pooled feature for model {config.kind!r}, got {got}{more}")
 
 
 def pooled_names(features: FeatureMap) -> tuple[str, ...]:

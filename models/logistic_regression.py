@@ -17,6 +17,7 @@ from .row_functions import sum_fields
 class LogisticRegression(nn.Module):
     """Logit = Σ linear weights + dense · w + bias; the tables have a block `linear` of dim 1.
 
+    Numbers alone are enough: there are no tables then.
     added: inputs that came after training had begun; a field or dense column of zeros is neutral.
     """
 
@@ -28,7 +29,10 @@ class LogisticRegression(nn.Module):
 
     def forward(self, inputs: EmbeddingOutput, dense: torch.Tensor) -> torch.Tensor:
         """(B,) logits; dense is (B, dense_width)."""
-        logit = sum_fields(inputs.block("linear").squeeze(2)) + self.bias
+        if not inputs.keys() and not inputs.sequence_keys():
+            logit = self.bias.expand(len(inputs))
+        else:
+            logit = sum_fields(inputs.block("linear").squeeze(2)) + self.bias
         return logit + self.added(self.dense, dense).squeeze(1) if dense.shape[1] else logit
 
     def input_columns(self, features: FeatureMap) -> dict[str, list[str]]:

@@ -26,12 +26,13 @@ from .deepfm import DeepFM
 from .embedding_collection import EmbeddingCollection, table_configs
 from .errors import ModelSpecError
 from .factorization_machine import FactorizationMachine
-from .input_columns import added_inputs, pooled_names, tables_of_added
+from .input_columns import added_inputs, check_inputs, pooled_names, tables_of_added
 from .logistic_regression import LogisticRegression
 
 
 def build_model(config: ModelConfig, features: FeatureMap, seed: int = 0) -> nn.Module:
     """The module of a configuration, its parameters drawn from `seed`. Raises: ModelSpecError."""
+    check_inputs(config, features)
     added = added_inputs(features, config.added)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

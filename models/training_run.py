@@ -235,8 +235,11 @@ class TrainingRun:
         batches = self.validation.batches(self.features, self.config.batch_size, epoch=0)
         metrics: Metrics = evaluate(trainer.model, trainer.embeddings, batches)
         found = Evaluation(at.step, at.epoch, metrics.auc, metrics.logloss, metrics.examples, metrics.note)
-        is_best = at.best is None or _is_better(found, at.best, self.config.early_stop or EarlyStop())
         at.history.append(found)
+        if found.examples == 0:  # it tells neither for nor against the model
+            self.observer.on_evaluation(found, is_best=False)
+            return
+        is_best = at.best is None or _is_better(found, at.best, self.config.early_stop or EarlyStop())
         at.bad_evaluations = 0 if is_best else at.bad_evaluations + 1
         if is_best:
             at.best = found

@@ -34,7 +34,8 @@ def float_id_column(job: Job) -> tuple[list[str], list[str]]:
 
 
 def label_outside_zero_and_one(job: Job) -> tuple[list[str], list[str]]:
-    return ["features.label=user"], ["user", "[0, 1]"]
+    features = "[{name: item, kind: categorical, id: text}]"
+    return ["features.label=user", f"features.features={features}"], ["user", "[0, 1]"]
 
 
 def empty_file_list(job: Job) -> tuple[list[str], list[str]]:
@@ -86,9 +87,58 @@ def all_rows_evaluate(job: Job) -> tuple[list[str], list[str]]:
     return ["data.evaluate={column: user, cut: -1}"], ["rows to train on", "clicks.parquet"]
 
 
-def only_numbers_for_a_linear_model(job: Job) -> tuple[list[str], list[str]]:
+def no_row_evaluates_after_the_cut(job: Job) -> tuple[list[str], list[str]]:
+    expected = [f"{job.path}: $.data.evaluate: expected rows to evaluate, got none", "'user' at or after 300"]
+    return ["data.evaluate={column: user, cut: 300}"], expected
+
+
+def no_row_of_the_share_evaluates(job: Job) -> tuple[list[str], list[str]]:
+    pq.write_table(clicks(20), job.folder / "clicks.parquet")
+    return ["data.evaluate={share: 0.0001}"], ["$.data.evaluate: expected rows to evaluate", "the share 0.0001"]
+
+
+def evaluation_file_without_a_column(job: Job) -> tuple[list[str], list[str]]:
+    pq.write_table(clicks(20).drop_columns(["item"]), job.folder / "test.parquet")
+    return [f"data.evaluate={{path: {job.folder}/test.parquet}}"], ["column 'item'", "test.parquet"]
+
+
+def only_numbers_for_factors(job: Job) -> tuple[list[str], list[str]]:
     features = "[{name: price, kind: numeric}]"
-    return [f"features.features={features}", "model={kind: lr}"], ["at least one pooled feature"]
+    expected = [f"{job.path}: $.features: expected at least one pooled feature for model 'fm'", "'lr' takes them"]
+    return [f"features.features={features}", "model={kind: fm}"], expected
+
+
+def only_sequences_for_a_linear_model(job: Job) -> tuple[list[str], list[str]]:
+    features = "[{name: tags, kind: sequence}, {name: price, kind: numeric}]"
+    return [f"features.features={features}", "model={kind: lr}"], ["at least one pooled feature", "only ['tags']"]
+
+
+def two_labels_for_one_logit(job: Job) -> tuple[list[str], list[str]]:
+    expected = f"{job.path}: $.features.label: expected one label column, got ['click', 'bought']"
+    return ["features.label=[click, bought]"], [expected, "'deepfm'"]
+
+
+def no_label(job: Job) -> tuple[list[str], list[str]]:
+    return ["features.label=null"], [f"{job.path}: $.features.label: expected a label column"]
+
+
+def label_that_is_a_feature_too(job: Job) -> tuple[list[str], list[str]]:
+    features = "[{name: user, kind: categorical}, {name: seen, kind: categorical, column: click}]"
+    return [f"features.features={features}"], [f"{job.path}: $.features: feature 'seen'", "label column 'click'"]
+
+
+def unreadable_number_to_learn_from(job: Job) -> tuple[list[str], list[str]]:
+    path = job.folder / "clicks.parquet"
+    table = clicks(9000)
+    price = [str(price) for price in table.column("price").to_pylist()]
+    price[7000] = "cheap"
+    pq.write_table(table.set_column(4, "price", pa.array(price)), path, row_group_size=4000)
+    standardised = "[{name: user, kind: categorical}, {name: price, kind: numeric, transform: standardise}]"
+    return [f"features.features={standardised}", "data.evaluate=null"], [
+        "'price'",
+        "'cheap'",
+        f"row 7001 of file '{path}'",
+    ]
 
 
 def unknown_file_system(job: Job) -> tuple[list[str], list[str]]:
@@ -106,7 +156,15 @@ def unknown_time_zone(job: Job) -> tuple[list[str], list[str]]:
         quote_never_closed,
         misspelt_json_field,
         all_rows_evaluate,
-        only_numbers_for_a_linear_model,
+        no_row_evaluates_after_the_cut,
+        no_row_of_the_share_evaluates,
+        evaluation_file_without_a_column,
+        only_numbers_for_factors,
+        only_sequences_for_a_linear_model,
+        two_labels_for_one_logit,
+        no_label,
+        label_that_is_a_feature_too,
+        unreadable_number_to_learn_from,
         unknown_file_system,
         unknown_time_zone,
         unknown_config_key,

@@ -342,3 +342,23 @@ def test_event_time_in_an_unknown_zone_and_a_label_named_twice_are_refused() -> 
         FeatureMap([Categorical("a")], event_time={"column": "t", "time_zone": "Nowhere"})  # type: ignore[arg-type]
     with pytest.raises(FeatureMapError, match="expected distinct label columns, got 'y' twice"):
         FeatureMap([Categorical("a")], label=["y", "y"])
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        Categorical("seen", column="click"),
+        Numeric("click"),
+        Categorical("user", id="text", delimiter="|", weight_delimiter=":", column="click"),
+        Categorical("item", weights="click"),
+        Categorical("age", column="born", time={"part": "age_days", "unit": "s", "since": "click"}),
+        Cross("pair", of=("user", {"column": "click"})),
+        Bucketize("step", column="click", edges=(0.5,)),
+    ],
+    ids=lambda feature: feature.name,
+)
+def test_a_feature_that_reads_a_label_is_refused(feature: Any) -> None:
+    others = [] if feature.name == "user" else [Categorical("user")]
+    with pytest.raises(FeatureMapError, match=f"feature '{feature.name}': expected columns .*label column 'click'"):
+        FeatureMap([*others, feature], label=["buy", "click"])
+    assert FeatureMap([*others, feature], label="buy").labels == ("buy",)

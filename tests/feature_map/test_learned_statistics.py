@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from embershard.datasets import ClickLog
 from embershard.feature_map import Bucketize, FeatureMap, FeatureMapError, Numeric, SoftBuckets, learned_statistics
-from embershard.feature_map.learned_statistics import learn_statistics
+from embershard.feature_map.learned_statistics import StatisticsLearner, learn_statistics
 
 
 def features() -> FeatureMap:
@@ -87,3 +89,27 @@ def test_constant_columns_do_not_divide_by_zero() -> None:
     batch = learn_statistics(source, [table]).encode(table)
     assert batch.dense.tolist() == [[0.0, 0.0]] * 3
     assert batch.bag_lengths("z").tolist() == [1, 1, 1]
+
+
+def test_learner_in_the_maps_place_learns_the_same_and_its_errors_name_file_and_row(tmp_path: Path) -> None:
+    table = records(3000)
+    pq.write_table(table, tmp_path / "good.parquet")
+    text = [None if value is None else str(value) for value in table.column("a").to_pylist()]
+    text[2500] = "many"
+    pq.write_table(table.set_column(0, "a", pa.array(text)), tmp_path / "bad.parquet")
+
+    def learned(name: str) -> FeatureMap:
+        learner = StatisticsLearner(features())
+        for numbers in ClickLog(tmp_path / name, unit_rows=1000).batches(learner, 400):
+            learner.add(numbers)
+        return learner.learned()
+
+    expected = learn_statistics(features(), (table.slice(s, 400) for s in range(0, 3000, 400)))
+    found = learned("good.parquet")
+    assert found.feature("c") == expected.feature("c")
+    assert found.feature("d") == expected.feature("d")
+    assert found.feature("a").mean == pytest.approx(expected.feature("a").mean)
+    with pytest.raises(ValueError, match="column 'a': expected a number, got 'many'") as error:
+        learned("bad.parquet")
+    path = str(tmp_path / "bad.parquet")
+    assert error.value.__notes__[-1] == f"the first such row there is row 2501 of file {path!r}"

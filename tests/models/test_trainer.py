@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,19 @@ import pytest
 import torch
 
 import embershard as es
+from embershard.datasets.split import RandomPart
 from embershard.datasets.synthetic import SyntheticClicks, write_synthetic_clicks
 from embershard.models.config import (
     DeepFMConfig,
     DenseSgd,
     EarlyStop,
     FactorizationMachineConfig,
+    LogisticRegressionConfig,
     OptimizerConfig,
     TrainConfig,
 )
-from embershard.models.errors import ResumeMismatchError, TrainedBeforeError, TrainingDivergedError
+from embershard.models.errors import ModelSpecError, ResumeMismatchError, TrainedBeforeError, TrainingDivergedError
+from embershard.models.evaluation import predict
 from embershard.models.model_factory import build_embeddings, build_model
 from embershard.models.train_result import Evaluation, TrainObserver, TrainResult
 from embershard.models.trainer import Trainer
@@ -218,6 +222,61 @@ def test_early_stop_goes_back_to_the_best(clicks: Path, tmp_path: Path) -> None:
     short = Job(config.model_copy(update={"max_steps": 16}))
     short.fit(clicks)
     assert_same_bits(job, short)
+
+
+def test_evaluation_without_a_row_is_no_result(clicks: Path) -> None:
+    nothing = RandomPart("evaluate", 1e-12)
+    stop = EarlyStop(patience=1)
+    job, recorder = Job(TrainConfig(batch_size=128, epochs=3, early_stop=stop)), Recorder()
+    log = es.ClickLog(clicks, unit_rows=1_000, run=11)
+    result = job.trainer.fit(log, es.ClickLog(clicks, stages=[nothing]), observer=recorder)
+    assert [(entry.examples, is_best) for entry, is_best in recorder.evaluations] == [(0, False)] * 3
+    assert (result.stopped, result.steps, result.best_step) == ("finished", 144, None)
+    assert np.isnan(result.auc)
+    assert result.history[0].as_json()["auc"] is None
+
+
+def test_logistic_regression_of_numbers_alone_learns_and_resumes(clicks: Path) -> None:
+    features = es.FeatureMap([es.Numeric(name=f"n{i}", transform=("log1p",)) for i in (1, 2)], label="label")
+
+    def job(max_steps: int | None) -> tuple[Trainer, TrainConfig]:
+        config = TrainConfig(batch_size=128, epochs=2, seed=3, pipeline_depth=1, max_steps=max_steps)
+        model = LogisticRegressionConfig()
+        embeddings = build_embeddings(model, OPTIMIZER, features, es.LocalStore(tablet_bits=3), device="cpu")
+        return Trainer(build_model(model, features, 3), embeddings, config, OPTIMIZER), config
+
+    def log() -> es.ClickLog:
+        return es.ClickLog(clicks, unit_rows=1_000, run=11)
+
+    straight, stopped, resumed = (job(steps)[0] for steps in (None, 30, None))
+    result = straight.fit(log(), es.ClickLog(clicks))
+    assert (result.examples, result.rows, result.rows_by_table) == (12_000, 0, {})
+    assert 0 < result.history[-1].logloss < result.history[0].logloss < 0.75
+    states: list[TrainerState] = []
+    saving = SimpleNamespace(save=lambda state, is_best: states.append(state) or "s", restore=None)
+    stopped.fit(log(), checkpoints=saving)
+    resumed.fit(log(), resume=states[-1])
+    for name, value in straight.model.state_dict().items():
+        np.testing.assert_array_equal(value.numpy(), resumed.model.state_dict()[name].numpy(), err_msg=name)
+
+
+@pytest.mark.parametrize("model", [FactorizationMachineConfig(), DeepFMConfig()])
+def test_factors_of_numbers_alone_are_refused_before_anything_is_made(model: Any) -> None:
+    features = es.FeatureMap([es.Numeric(name="n1")], label="label")
+    with pytest.raises(ModelSpecError, match=f"one pooled feature for model '{model.kind}', got only numbers"):
+        build_model(model, features)
+
+
+def test_model_with_several_logits_an_example_is_refused_by_prediction(clicks: Path) -> None:
+    job = Job(CONFIG, model=FactorizationMachineConfig(dim=4))
+
+    class TwoLogits(torch.nn.Module):
+        def forward(self, inputs: es.EmbeddingOutput, dense: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(len(inputs), 2)
+
+    batches = es.ClickLog(clicks).batches(feature_map(), 100)
+    with pytest.raises(ModelSpecError, match=r"expected logits of shape \(100,\), got \(100, 2\)"):
+        next(iter(predict(TwoLogits(), job.trainer.embeddings, batches)))
 
 
 def test_same_log_twice_into_one_store_is_refused(clicks: Path) -> None:
