@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 from .console import format_value, strict_json
 from .run_folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
-class TableSize:
-    """Rows and bytes of one table at the end of the run."""
+class TableReport:
+    """What became of one table.
+
+    rows, bytes: at the end of the run.
+    held_out, non_finite: gradient rows of the whole run that were not applied; see `models.kept_back.KeptBack`.
+    clipped: pushes whose gradients were scaled down.
+    """
 
     table: str
     dim: int
     rows: int
     bytes: int
+    held_out: int = 0
+    non_finite: int = 0
+    clipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
     """What a training run measured.
 
-    stopped: finished, max_steps or early_stop.   refused_rows: rows whose gradient was not finite.
+    stopped: finished, max_steps or early_stop.
     changes: what a resume changed of features and tables, a line each.
-    history: one mapping an evaluation: step, epoch, auc, logloss.   tables: sizes at the end.
+    history: one mapping an evaluation: step, epoch, auc, logloss.   tables: what became of each.
     machine: cpu, cores, python, commit.   versions: of the packages that numbers depend on.
     """
 
@@ -42,9 +50,8 @@ class RunReport:
     resumed_from: str | None = None
     changes: Sequence[str] = ()
     stopped: str = "finished"
-    refused_rows: int = 0
     history: Sequence[Mapping[str, object]] = ()
-    tables: Sequence[TableSize] = ()
+    tables: Sequence[TableReport] = ()
     machine: Mapping[str, object] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -68,8 +75,8 @@ def _markdown(report: RunReport) -> str:
         lines += _table(columns, [[entry.get(column) for column in columns] for entry in report.history])
     if report.tables:
         lines += ["", "## Tables", ""]
-        rows = [[size.table, size.dim, size.rows, size.bytes] for size in report.tables]
-        lines += _table(["table", "dim", "rows", "bytes"], rows)
+        columns = [column.name for column in fields(TableReport)]
+        lines += _table(columns, [[getattr(table, column) for column in columns] for table in report.tables])
     lines += ["", "## Machine and versions", ""]
     lines += _table(["what", "value"], [*report.machine.items(), *report.versions.items()])
     return "\n".join(lines) + "\n"

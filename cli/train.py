@@ -44,10 +44,19 @@ def train(
         "checkpoint": report.checkpoint,
         "report": str(finished.folder.report),
     }
+    kept_back: dict[str, dict[str, int]] = {
+        name: {table.table: getattr(table, name) for table in report.tables if getattr(table, name)}
+        for name in ("held_out", "non_finite", "clipped")
+    }
     if as_json:
-        print_json(facts)
+        print_json({**facts, **kept_back})
         return
     for name, value in facts.items():
         say(f"{name.replace('_', ' ')}: {format_value(value)}")
+    for name, tables in kept_back.items():
+        if tables:
+            unit = "pushes" if name == "clipped" else "gradient rows"
+            counts = ", ".join(f"{count:,} {unit} of {table}" for table, count in tables.items())
+            say(f"{name.replace('_', ' ')}: {counts}")
     if report.history and report.history[-1]["note"]:
         say(f"note: {report.history[-1]['note']}")

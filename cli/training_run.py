@@ -25,7 +25,7 @@ from .errors import UsageError
 from .evaluation import runs_folder
 from .feature_statistics import with_statistics
 from .metrics_log import MetricsLog
-from .report import RunReport, TableSize, write_report
+from .report import RunReport, TableReport, write_report
 from .resume_plan import plan_resume, resumed_state
 from .run_checkpoints import RunCheckpoints
 from .run_config import RunConfig
@@ -203,7 +203,6 @@ def _report(assembly: Assembly, name: str, result: TrainResult) -> RunReport:
         rows=result.rows,
         checkpoint=result.checkpoint,
         stopped=result.stopped,
-        refused_rows=result.refused_rows,
         history=[
             {
                 "step": entry.step,
@@ -215,7 +214,15 @@ def _report(assembly: Assembly, name: str, result: TrainResult) -> RunReport:
             for entry in result.history
         ],
         tables=[
-            TableSize(table, dims[table], rows, sum(stats[table].bytes_by_part.values()))
+            TableReport(
+                table,
+                dims[table],
+                rows,
+                sum(stats[table].bytes_by_part.values()),
+                held_out=result.kept_back.held_out[table],
+                non_finite=result.kept_back.non_finite[table],
+                clipped=result.kept_back.clipped[table],
+            )
             for table, rows in result.rows_by_table.items()
         ],
         machine=machine(),

@@ -67,7 +67,8 @@ class PushReport:
     applied, duplicate, fenced: tablets that applied it, had it already, or know a newer lease of the unit.
     stale:  tablets that refused it for `max_staleness`.
     tables: per table, rows applied, created, refused.   non_finite_keys: refused keys by table (at most 16 each).
-    held_out: per table, rows the gradient guard kept back in the worker.   clipped: tables it scaled down.
+    held_out: per table, rows the gradient guard kept back in the worker; held_out_non_finite: of these, rows that are
+    not finite.   clipped: tables it scaled down.
     """
 
     applied: int = 0
@@ -77,6 +78,7 @@ class PushReport:
     tables: dict[str, TableUpdate] = field(default_factory=dict)
     non_finite_keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
     held_out: dict[str, int] = field(default_factory=dict)
+    held_out_non_finite: dict[str, int] = field(default_factory=dict)
     clipped: tuple[str, ...] = ()
 
 

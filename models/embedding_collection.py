@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from ..feature_map.batch import FeatureBatch
 from .device_transfer import DeviceTransfer, choose_device
 from .embedding_output import EmbeddingOutput
 from .errors import StoreMismatchError
+from .kept_back import KeptBack
 from .keyed_jagged import KeyedJagged, ValueEncoder, feature_batch_of
 from .pulled_rows import KeyedBatch, PulledRows
 from .row_layout import FeatureDefinition, RowLayout
@@ -46,6 +47,7 @@ class PushCounts:
     repeated: pushes that every tablet had before, or whose work unit was completed: nothing was applied.
     stale: pushes refused, in some tablets, for rows that were pulled too long ago; each comes again, recomputed.
     applied, created, not_admitted, refused (non-finite gradients), over_limit: rows.
+    kept_back: by table, what was not applied since it would have harmed the table.
     """
 
     pushes: int = 0
@@ -56,6 +58,7 @@ class PushCounts:
     not_admitted: int = 0
     refused: int = 0
     over_limit: int = 0
+    kept_back: KeptBack = field(default_factory=KeptBack)
 
     def add(self, report: PushReport) -> None:
         """Count one more report."""
@@ -68,6 +71,7 @@ class PushCounts:
             self.not_admitted += update.not_admitted
             self.refused += update.non_finite
             self.over_limit += update.over_limit
+        self.kept_back.add(report)
 
 
 class EmbeddingCollection(nn.Module):

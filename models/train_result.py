@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from .kept_back import KeptBack
 from .trainer_state import TrainerState
 
 
@@ -44,6 +45,7 @@ class TrainResult:
     rows:                rows of all tables at the end.   rows_by_table: the same, by table.
     stopped:             finished, early_stop or max_steps.
     checkpoint:          the last one saved, or the best one where early stop went back to it.
+    kept_back:           gradient rows that were not applied since they would have harmed a table.
     """
 
     auc: float
@@ -58,7 +60,7 @@ class TrainResult:
     history: tuple[Evaluation, ...] = ()
     checkpoint: str | None = None
     best_step: int | None = None
-    refused_rows: int = 0
+    kept_back: KeptBack = field(default_factory=KeptBack)
 
 
 class TrainObserver:

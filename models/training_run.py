@@ -19,6 +19,7 @@ from ..feature_map.feature_map import FeatureMap
 from .config import EarlyStop
 from .errors import ResumeMismatchError, TrainedBeforeError, TrainingDivergedError
 from .evaluation import evaluate
+from .kept_back import KeptBack
 from .metrics import Metrics
 from .prefetch_pipeline import prefetch
 from .train_result import Checkpoints, Evaluation, TrainObserver, TrainResult
@@ -44,6 +45,7 @@ class _Progress:
     saved_step: int = -1
     checkpoint: str | None = None
     best_checkpoint: str | None = None
+    kept_back: KeptBack = field(default_factory=KeptBack)
 
 
 class TrainingRun:
@@ -72,6 +74,7 @@ class TrainingRun:
         self.features: FeatureMap = trainer.embeddings.features  # type: ignore[assignment]
         self.resumed = False
         self.repeated_before = trainer.embeddings.counts.repeated
+        self.kept_back_before = KeptBack().plus(trainer.embeddings.counts.kept_back)
         rows = log.rows()
         self.total = None if rows is None else rows * self.config.epochs
 
@@ -105,6 +108,7 @@ class TrainingRun:
         at.step, at.epoch, at.unit, at.batch = state.step, cursor["epoch"], cursor["unit"], cursor["batch"]
         at.history = [Evaluation.of_json(entry) for entry in state.scalars["history"]]
         at.bad_evaluations = state.scalars["bad_evaluations"]
+        at.kept_back = KeptBack.of_json(state.scalars.get("kept_back", {}))
         best = state.scalars["best"]
         at.best = None if best is None else Evaluation.of_json(best)
         # A checkpoint cannot hold its own name: where it is itself the best one, the reader gives the name.
@@ -122,6 +126,7 @@ class TrainingRun:
             "best": None if at.best is None else at.best.as_json(),
             "best_checkpoint": at.best_checkpoint,
             "bad_evaluations": at.bad_evaluations,
+            "kept_back": self._kept_back().as_json(),
         }
         cursor = {**self._settings(), "epoch": at.epoch, "unit": at.unit, "batch": at.batch}
         return TrainerState(at.step, cursor, scalars, dense_arrays(self.trainer.model, self.trainer.dense))
@@ -154,6 +159,10 @@ class TrainingRun:
         else:
             self._save()
         return self._result(stopped, shown)
+
+    def _kept_back(self) -> KeptBack:
+        """Over the whole run, resumes included."""
+        return self.at.kept_back.plus(self.trainer.embeddings.counts.kept_back.since(self.kept_back_before))
 
     def _is_at_max_steps(self) -> bool:
         return self.config.max_steps is not None and self.at.step >= self.config.max_steps
@@ -293,7 +302,7 @@ class TrainingRun:
             history=tuple(at.history),
             checkpoint=at.checkpoint,
             best_step=None if at.best is None else at.best.step,
-            refused_rows=self.trainer.embeddings.counts.refused,
+            kept_back=self._kept_back(),
         )
 
 

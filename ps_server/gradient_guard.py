@@ -45,13 +45,20 @@ class GuardedPush:
     push: Push
     norms: dict[str, float]
     held_out: dict[str, int] = field(default_factory=dict)
+    held_out_non_finite: dict[str, int] = field(default_factory=dict)
     clipped: tuple[str, ...] = ()
     non_finite_keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def add_to(self, report: PushReport) -> PushReport:
         """The shard's report with what was kept back in the worker."""
         keys = {**report.non_finite_keys, **self.non_finite_keys}
-        return replace(report, held_out=self.held_out, clipped=self.clipped, non_finite_keys=keys)
+        return replace(
+            report,
+            held_out=self.held_out,
+            held_out_non_finite=self.held_out_non_finite,
+            clipped=self.clipped,
+            non_finite_keys=keys,
+        )
 
 
 class GradientGuard:
@@ -80,6 +87,7 @@ class GradientGuard:
         scales: dict[int, float] = {}
         norms: dict[str, float] = {}
         held_out: dict[str, int] = {}
+        non_finite: dict[str, int] = {}
         refused: dict[str, tuple[int, ...]] = {}
         for index, (table, rows) in enumerate(zip(push.keys.tables, tables, strict=True)):
             if rows.size == 0:
@@ -91,7 +99,7 @@ class GradientGuard:
                 finite: npt.NDArray[np.bool_] = np.asarray(np.isfinite(rows).all(axis=1))
                 if not finite.all():
                     keep[index] = finite
-                    held_out[table] = int(len(rows) - finite.sum())
+                    held_out[table] = non_finite[table] = int(len(rows) - finite.sum())
                     refused[table] = tuple(push.keys.keys_of(index)[~finite][:NAMED_KEYS].tolist())
                     named = describe_keys(refused[table], held_out[table])
                     self._report(table, push, f"{held_out[table]} rows are not finite; held out: keys {named}")
@@ -116,7 +124,7 @@ class GradientGuard:
         clipped = tuple(push.keys.tables[index] for index in scales)
         if not held_out and not clipped:
             return GuardedPush(push, norms)
-        return GuardedPush(_reduced(push, tables, keep, scales), norms, held_out, clipped, refused)
+        return GuardedPush(_reduced(push, tables, keep, scales), norms, held_out, non_finite, clipped, refused)
 
     def _limit(self, table: str) -> float:
         known = self._known.get(table)

@@ -6,7 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from embershard.cli.report import RunReport, TableSize, write_report
+from embershard.cli.report import RunReport, TableReport, write_report
 from embershard.cli.run_folder import RunFolder
 
 
@@ -22,7 +22,7 @@ def test_both_forms_hold_the_same_numbers_and_undefined_auc_is_null(tmp_path: Pa
         rows=2625,
         checkpoint="checkpoints/step-000000020",
         history=[{"step": 20, "epoch": 1, "auc": 0.75, "logloss": 0.5}],
-        tables=[TableSize("user", 17, 943, 131072)],
+        tables=[TableReport("user", 17, 943, 131072, held_out=5, non_finite=2)],
         machine={"cores": 2},
     )
     run = RunFolder(tmp_path)
@@ -30,9 +30,19 @@ def test_both_forms_hold_the_same_numbers_and_undefined_auc_is_null(tmp_path: Pa
     data = json.loads(run.report.read_text())
     assert data["auc"] is None
     assert data["rows"] == 2625
-    assert data["tables"] == [{"table": "user", "dim": 17, "rows": 943, "bytes": 131072}]
+    assert data["tables"] == [
+        {
+            "table": "user",
+            "dim": 17,
+            "rows": 943,
+            "bytes": 131072,
+            "held_out": 5,
+            "non_finite": 2,
+            "clipped": 0,
+        }
+    ]
     text = run.report_text.read_text()
     assert "| examples | 80,000 |" in text
     assert "| auc | - |" in text
-    assert "| user | 17 | 943 | 131,072 |" in text
+    assert "| user | 17 | 943 | 131,072 | 5 | 2 | 0 |" in text
     assert "| 20 | 1 | 0.7500 | 0.5000 |" in text
