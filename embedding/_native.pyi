@@ -14,6 +14,13 @@ def deduplicate(
     occurrences: npt.NDArray[np.uint32],
     splits: npt.NDArray[np.int64],
 ) -> int: ...
+def count_clicks(
+    inverse: npt.NDArray[np.int32],
+    offsets: npt.NDArray[np.int64],
+    features: npt.NDArray[np.int64],
+    clicked: npt.NDArray[np.bool_],
+    clicks: npt.NDArray[np.uint32],
+) -> None: ...
 def pool_rows(
     rows: npt.NDArray[np.float32],
     row_start: int,

@@ -1,4 +1,4 @@
-"""Between a batch's keys and its rows: de-duplicate keys, pool rows to examples, sum gradients of equal keys.
+"""Between a batch's keys and its rows: de-duplicate and count keys, pool rows to examples, sum gradients of equal keys.
 
 The kernels are native; `batch_rows_reference.py` defines them in NumPy, bit for bit. All sums run in one order: by
 example, then by field, then by value. Thread safety: every function is pure but for the buffers it is given.
@@ -65,6 +65,21 @@ def deduplicate(
     splits = np.empty(len(tables) + 1, np.int64)
     count = _native.deduplicate(keys, starts, table_of, unique, inverse, occurrences, splits)
     return UniqueKeys(TableKeys(tables, unique[:count], splits), inverse, occurrences[:count])
+
+
+def count_clicks(
+    unique: UniqueKeys,
+    offsets: npt.NDArray[np.int64],
+    features: npt.NDArray[np.int64],
+    clicked: npt.NDArray[np.bool_],
+) -> npt.NDArray[np.uint32]:
+    """(n,) uint32: how many of each unique key's occurrences in `features` were in clicked examples.
+
+    offsets: (F·B + 1,), as `Bags.offsets`.   features: (K,) int64 numbers.   clicked: (B,).
+    Raises: ValueError on arrays or numbers out of range.   Cost: the keys of the clicked examples, once checked."""
+    clicks = np.zeros(len(unique.occurrences), np.uint32)
+    _native.count_clicks(unique.inverse, offsets, features, clicked, clicks)
+    return clicks
 
 
 @dataclass(frozen=True, slots=True)

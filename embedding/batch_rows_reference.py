@@ -48,6 +48,19 @@ def deduplicate(
     )
 
 
+def count_clicks(
+    unique: UniqueKeys,
+    offsets: npt.NDArray[np.int64],
+    features: npt.NDArray[np.int64],
+    clicked: npt.NDArray[np.bool_],
+) -> npt.NDArray[np.uint32]:
+    """As `batch_rows.count_clicks`."""
+    bags = (features[:, None] * len(clicked) + np.flatnonzero(clicked)).ravel()
+    places = [unique.inverse[offsets[bag] : offsets[bag + 1]] for bag in bags]
+    counted = np.concatenate([np.empty(0, np.int32), *places])
+    return np.bincount(counted, minlength=len(unique.occurrences)).astype(np.uint32)
+
+
 def pool_rows(rows: FloatArray, block: RowColumns, bags: Bags, out: FloatArray) -> FloatArray:
     """As `batch_rows.pool_rows`."""
     for example, column, bag in _bags(bags, len(out)):

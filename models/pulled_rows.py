@@ -100,6 +100,7 @@ class PulledRows:
             lr_scale,
             self.seen_pushes,
             self.recomputed,
+            self.layout.clicks(self.batch, self.unique),
         )
 
 

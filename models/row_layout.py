@@ -10,10 +10,13 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..embedding.batch_rows import Pooling, RowColumns, UniqueKeys, deduplicate, pooled_fields
+from ..embedding.batch_rows import Pooling, RowColumns, UniqueKeys, count_clicks, deduplicate, pooled_fields
 from ..embedding.table_config import TableConfig
 from ..feature_map.batch import FeatureBatch
 from .errors import FeatureMismatchError
+
+CLICK_LABEL = np.float32(0.5)
+"""An example is clicked where its first label is at least this."""
 
 POOLINGS = {"sum": Pooling.SUM, "mean": Pooling.MEAN, "sqrtn": Pooling.SQRTN, "max": Pooling.MAX}
 
@@ -106,6 +109,8 @@ class RowLayout:
         self.configs = tuple(tables[table] for table in self.tables)
         number = {table: place for place, table in enumerate(self.tables)}
         self.table_of = np.array([number[slot.table] for slot in slots], np.int32)
+        keeping = [slot.index for slot in slots if tables[slot.table].keeps_clicks]
+        self._click_features = np.array(keeping, np.int64)
         self.groups = tuple(
             _group(blocks, members, number, [slot for slot in slots if slot.table in members])
             for blocks, members in by_blocks.items()
@@ -131,6 +136,15 @@ class RowLayout:
         if len(starts) != len(self.features) + 1:
             starts = np.zeros(len(self.features) + 1, np.int64)
         return deduplicate(batch.keys, starts, self.table_of, self.tables)
+
+    def clicks(self, batch: FeatureBatch, unique: UniqueKeys) -> npt.NDArray[np.uint32] | None:
+        """(n,) uint32 occurrences of the batch's unique keys in clicked examples, 0 for tables that keep no clicks.
+
+        None where no table keeps them, or the batch has no labels. The first label is the click."""
+        if not len(self._click_features) or batch.label is None:
+            return None
+        label = batch.label if batch.label.ndim == 1 else batch.label[:, 0]
+        return count_clicks(unique, batch.offsets, self._click_features, label >= CLICK_LABEL)
 
 
 def _group(

@@ -59,4 +59,14 @@ int64_t deduplicate(const KeyedFeatures& features, const UniqueKeys& out, Dedupl
   return count;
 }
 
+void count_clicks(const ClickedExamples& batch, const int32_t* inverse, uint32_t* clicks) {
+  for (int64_t k = 0; k < batch.feature_count; ++k) {
+    const int64_t* own = batch.offsets + batch.features[k] * batch.examples;
+    for (int64_t b = 0; b < batch.examples; ++b) {
+      if (!batch.clicked[b]) continue;
+      for (int64_t i = own[b]; i < own[b + 1]; ++i) ++clicks[inverse[i]];
+    }
+  }
+}
+
 }  // namespace embershard

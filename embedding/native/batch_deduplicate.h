@@ -1,4 +1,5 @@
-// De-duplication of a batch's keys, many tables in one call. The NumPy twin is embedding/batch_rows.py.
+// De-duplication of a batch's keys, many tables in one call, and what is counted by unique key. The NumPy twins are in
+// embedding/batch_rows_reference.py.
 #pragma once
 
 #include <cstdint>
@@ -30,5 +31,18 @@ struct DeduplicationScratch {
 
 // Number of unique keys. Deterministic: depends on the keys and their order only.
 int64_t deduplicate(const KeyedFeatures& features, const UniqueKeys& out, DeduplicationScratch& scratch);
+
+// Which examples of a batch were clicked, and the features whose keys are counted: the keys of feature f and example b are
+// at offsets[f * examples + b] .. next.
+struct ClickedExamples {
+  const bool* clicked;
+  int64_t examples;
+  const int64_t* offsets;
+  const int64_t* features;
+  int64_t feature_count;
+};
+
+// Adds to `clicks` one for each key in a clicked example; `inverse` is the key's place there.
+void count_clicks(const ClickedExamples& batch, const int32_t* inverse, uint32_t* clicks);
 
 }  // namespace embershard

@@ -65,6 +65,29 @@ int64_t deduplicate_keys(const Vector<const uint64_t>& keys, const Vector<const 
                      {unique.data(), inverse.data(), occurrences.data(), splits.data()}, scratch);
 }
 
+void count_clicked_keys(const Vector<const int32_t>& inverse, const Vector<const int64_t>& offsets,
+                        const Vector<const int64_t>& features, const Vector<const bool>& clicked,
+                        const Vector<uint32_t>& clicks) {
+  const auto examples = static_cast<int64_t>(clicked.shape(0));
+  const int64_t bags = static_cast<int64_t>(offsets.shape(0)) - 1;
+  for (size_t k = 0; k < features.shape(0); ++k) {
+    const int64_t feature = features.data()[k];
+    expect_at_least("feature number", 0, feature);
+    expect_at_least("number of bags", (feature + 1) * examples, bags);
+    const int64_t* own = offsets.data() + feature * examples;
+    expect_at_least("offset", 0, own[0]);
+    for (int64_t b = 0; b < examples; ++b) expect_at_least("ascending offset", own[b], own[b + 1]);
+    expect_at_least("length of inverse", own[examples], static_cast<int64_t>(inverse.shape(0)));
+    for (int64_t i = own[0]; i < own[examples]; ++i) {
+      expect_at_least("place", 0, inverse.data()[i]);
+      expect_at_least("number of unique keys", inverse.data()[i] + 1, static_cast<int64_t>(clicks.shape(0)));
+    }
+  }
+  const nb::gil_scoped_release release;
+  count_clicks({clicked.data(), examples, offsets.data(), features.data(), static_cast<int64_t>(features.shape(0))},
+               inverse.data(), clicks.data());
+}
+
 // Bags and fields of one call, checked: after construction no kernel can leave the arrays.
 struct CheckedBags {
   Bags bags;
@@ -214,6 +237,8 @@ void sum_gradients_with_interaction(
 void bind_batch(nb::module_& m) {
   m.def("deduplicate", &deduplicate_keys, "keys"_a.noconvert(), "starts"_a.noconvert(), "table_of"_a.noconvert(),
         "unique"_a.noconvert(), "inverse"_a.noconvert(), "occurrences"_a.noconvert(), "splits"_a.noconvert());
+  m.def("count_clicks", &count_clicked_keys, "inverse"_a.noconvert(), "offsets"_a.noconvert(), "features"_a.noconvert(),
+        "clicked"_a.noconvert(), "clicks"_a.noconvert());
   m.def("pool_rows", &pool, "rows"_a.noconvert(), "row_start"_a, "first_column"_a, "dim"_a, "inverse"_a.noconvert(),
         "offsets"_a.noconvert(), "weights"_a.noconvert().none(), "fields"_a.noconvert(), "out"_a.noconvert());
   m.def("sum_row_gradients", &sum_gradients, "rows"_a.noconvert(), "row_start"_a, "first_column"_a, "dim"_a,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,57 @@ def test_deduplicate_draws_as_in_its_docstring(kernels: Any) -> None:
     assert got.keys.splits.tolist() == [0, 2, 5]
     assert got.inverse.tolist() == [0, 1, 0, 2, 3, 2, 4, 2, 4]
     assert got.occurrences.tolist() == [2, 1, 3, 1, 2]
+
+
+@given(keyed_features(), st.data())
+def test_count_clicks_equals_twin_and_stays_within_occurrences(request: tuple[Any, ...], data: Any) -> None:
+    keys, starts, table_of, _ = request
+    unique, examples = native.deduplicate(*request), data.draw(st.integers(1, 5))
+    cuts = [
+        np.sort(data.draw(st.lists(st.integers(int(a), int(b)), min_size=examples - 1, max_size=examples - 1)))
+        for a, b in itertools.pairwise(starts)
+    ]
+    bags = [np.concatenate([[start], cut]) for start, cut in zip(starts[:-1], cuts, strict=True)]
+    offsets = np.concatenate([*bags, [len(keys)]]).astype(np.int64)
+    clicked = np.array(data.draw(st.lists(st.booleans(), min_size=examples, max_size=examples)))
+    features = np.array(sorted(data.draw(st.sets(st.integers(0, len(table_of) - 1)))), np.int64)
+    got = native.count_clicks(unique, offsets, features, clicked)
+    np.testing.assert_array_equal(got, twin.count_clicks(unique, offsets, features, clicked))
+    assert (got <= unique.occurrences).all()
+    everything = native.count_clicks(unique, offsets, np.arange(len(table_of)), np.ones(examples, np.bool_))
+    np.testing.assert_array_equal(everything, unique.occurrences)
+
+
+@BOTH
+def test_count_clicks_counts_keys_of_clicked_examples_in_the_features_asked_for(kernels: Any) -> None:
+    """Three examples, the first and the last clicked: user [7] [8] [7], tags [1 1] [1] [2]."""
+    keys, starts = np.array([7, 8, 7, 1, 1, 1, 2], np.uint64), np.array([0, 3, 7])
+    unique = native.deduplicate(keys, starts, np.array([0, 1], np.int32), ("user", "tags"))
+    offsets, clicked = np.array([0, 1, 2, 3, 5, 6, 7]), np.array([True, False, True])
+    assert unique.keys.keys.tolist() == [7, 8, 1, 2]
+    assert kernels.count_clicks(unique, offsets, np.array([0, 1]), clicked).tolist() == [2, 0, 2, 1]
+    assert kernels.count_clicks(unique, offsets, np.array([1]), clicked).tolist() == [0, 0, 2, 1]
+    assert kernels.count_clicks(unique, offsets, np.array([], np.int64), clicked).tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "features", "inverse", "message"),
+    [
+        ([0, 1, 2], [1], [0, 1], "number of bags at least 4, got 2"),
+        ([0, 1, 2], [-1], [0, 1], "feature number at least 0, got -1"),
+        ([0, 3, 2], [0], [0, 1], "ascending offset at least 3, got 2"),
+        ([0, 1, 3], [0], [0, 1], "length of inverse at least 3, got 2"),
+        ([0, 1, 2], [0], [0, 2], "number of unique keys at least 3, got 2"),
+        ([0, 1, 2], [0], [0, -1], "place at least 0, got -1"),
+    ],
+)
+def test_count_clicks_refuses_arrays_that_do_not_fit(
+    offsets: list[int], features: list[int], inverse: list[int], message: str
+) -> None:
+    unique = native.deduplicate(np.array([5, 6], np.uint64), np.array([0, 2]), np.zeros(1, np.int32), ("t",))
+    wrong = replace(unique, inverse=np.array(inverse, np.int32))
+    with pytest.raises(ValueError, match=message):
+        native.count_clicks(wrong, np.array(offsets), np.array(features), np.array([True, True]))
 
 
 @BOTH

@@ -15,7 +15,7 @@ from embershard.datasets.work_unit import BatchId
 from embershard.embedding.batch_rows import Bags, Pooling, RowColumns, pooled_fields
 from embershard.embedding.errors import TableConflictError
 from embershard.embedding.store import Pull
-from embershard.embedding.table_config import Adagrad, ColumnBlock, Sgd, TableConfig, Uniform, Zeros
+from embershard.embedding.table_config import Adagrad, ColumnBlock, Score, Sgd, TableConfig, Uniform, Zeros
 from embershard.embedding.table_group import TableKeys
 from embershard.models.embedding_collection import EmbeddingCollection
 from embershard.models.errors import FeatureMismatchError, StoreMismatchError
@@ -137,6 +137,45 @@ def test_push_carries_token_occurrences_and_event_time() -> None:
     assert (push.token.unit, push.token.lease, push.token.batch) == (77, 1, 3)
     assert push.occurrences.tolist() == [2, 1]
     assert (push.examples, push.step, push.now, push.lr_scale) == (3, 1, 1_700_000_000, 1.0)
+
+
+def clicks_pushed(features: Features, label: object, **tables: TableConfig) -> list[int] | None:
+    """What one step pushes as clicks for users 4 4 9, shops 5 6 6 and tags [1 2] [] [2 2 3]."""
+    store = RecordingStore(local_store())
+    embeddings = EmbeddingCollection(features, store, dim=1, tables=tables)
+    rows = embeddings.optimizer()
+    batch = bags({"user": [[4], [4], [9]], "shop": [[5], [6], [6]], "tags": [[1, 2], [], [2, 2, 3]]}, label=label)
+    embeddings(batch).values().sum().backward()
+    rows.step()
+    push, _ = store.calls[-1]
+    assert push is not None
+    assert push.keys.keys.tolist() == [4, 9, 5, 6, 1, 2, 3]
+    return None if push.clicks is None else push.clicks.tolist()
+
+
+def test_push_carries_clicks_of_the_tables_that_keep_them() -> None:
+    features = Features.of(user="sum", shop="sum", tags="sum")
+    keeping = {
+        table: TableConfig(
+            name=table,
+            blocks=(ColumnBlock(dim=1),),
+            eviction=(Score(min_score=1.0, half_life_seconds=60, click_weight=1.0),),
+        )
+        for table in ("user", "tags")
+    }
+    assert clicks_pushed(features, [1.0, 0.0, 1.0], **keeping) == [1, 1, 0, 0, 1, 3, 1]
+    assert clicks_pushed(features, [0.0, 1.0, 0.4], **keeping) == [1, 0, 0, 0, 0, 0, 0]
+    several = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+    assert clicks_pushed(features, several, **keeping) == [2, 0, 0, 0, 1, 1, 0]
+    assert clicks_pushed(features, None, **keeping) is None
+
+
+def test_push_carries_no_clicks_where_no_table_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embershard.models.row_layout.count_clicks", None)
+    shows = TableConfig(
+        name="user", blocks=(ColumnBlock(dim=1),), eviction=(Score(min_score=1.0, half_life_seconds=60),)
+    )
+    assert clicks_pushed(Features.of(user="sum", shop="sum", tags="sum"), [1.0, 1.0, 1.0], user=shows) is None
 
 
 def test_batch_without_id_is_pushed_each_time() -> None:
