@@ -174,6 +174,8 @@ class TrainConfig(_Config):
                     reads ahead; more hides a far store's answer time, and costs AUC where rows move fast.
     synchronous_steps: first steps of the run that are made at depth 0 whatever pipeline_depth is (`prefetch`).
     evaluate_every: steps between evaluations; None: after each epoch.
+    evict_every:    steps between evictions by age or value (docs/row_policies.md); None: after each epoch. They come
+                    before an evaluation or a checkpoint of the same step.
     embedding_l2:   adds embedding_l2 · Σ‖e‖² / B to the loss, over the batch's pooled factors (or weights).
     clip_norm:      of all gradients of a step together, rows and dense.
     threads:        of torch; None leaves torch's own choice.
@@ -187,6 +189,7 @@ class TrainConfig(_Config):
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     shuffle: bool = True
     evaluate_every: int | None = Field(default=None, ge=1)
+    evict_every: int | None = Field(default=None, ge=1)
     early_stop: EarlyStop | None = None
     embedding_l2: float = Field(default=0.0, ge=0)
     clip_norm: float | None = Field(default=None, gt=0)

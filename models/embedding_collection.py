@@ -176,9 +176,7 @@ class EmbeddingCollection(nn.Module):
         """The push of a pulled batch's gradients, which are taken from its leaves."""
         batch = pulled.batch
         token = None if batch.id is None else PushToken(batch.id.unit, self.lease, batch.id.index)
-        times = batch.event_time
-        now = 0 if times is None or len(times) == 0 else min(max(int(times.max()), 0), (1 << 32) - 1)
-        return pulled.push(pulled.take_gradients(), token, step=step, now=now, lr_scale=lr_scale)
+        return pulled.push(pulled.take_gradients(), token, step=step, now=push_time(batch), lr_scale=lr_scale)
 
     def rows_by_table(self) -> dict[str, int]:
         """Rows of each table of this collection."""
@@ -211,6 +209,12 @@ class EmbeddingCollection(nn.Module):
     def _learning_rate(self) -> float:
         rates = {block.optimizer.lr for config in self.layout.configs for block in config.blocks}
         return rates.pop() if len(rates) == 1 else 1.0
+
+
+def push_time(batch: FeatureBatch) -> int:
+    """`now` of the batch's push: seconds of its latest event, 0 where it has no event times."""
+    times = batch.event_time
+    return 0 if times is None or len(times) == 0 else min(max(int(times.max()), 0), (1 << 32) - 1)
 
 
 def table_configs(

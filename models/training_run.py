@@ -14,9 +14,11 @@ import torch
 
 from ..datasets.batch_stream import ReadPosition
 from ..datasets.click_log import ClickLog
+from ..embedding.policies import evicts_by_age_or_value
 from ..feature_map.batch import FeatureBatch
 from ..feature_map.feature_map import FeatureMap
 from .config import EarlyStop
+from .embedding_collection import push_time
 from .errors import ResumeMismatchError, TrainedBeforeError, TrainingDivergedError
 from .evaluation import evaluate
 from .kept_back import KeptBack
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Progress:
-    """Where the run is: what comes next, and what came of it so far."""
+    """Where the run is: what comes next, and what came of it so far. now: of the pushes, the latest."""
 
     step: int = 0
     epoch: int = 0
@@ -39,6 +41,7 @@ class _Progress:
     batch: int = 0
     examples: int = 0
     seconds: float = 0.0
+    now: int = 0
     history: list[Evaluation] = field(default_factory=list)
     best: Evaluation | None = None
     bad_evaluations: int = 0
@@ -75,6 +78,7 @@ class TrainingRun:
         self.resumed = False
         self.repeated_before = trainer.embeddings.counts.repeated
         self.kept_back_before = KeptBack().plus(trainer.embeddings.counts.kept_back)
+        self._evicts = any(evicts_by_age_or_value(table) for table in trainer.embeddings.layout.configs)
         rows = log.rows()
         self.total = None if rows is None else rows * self.config.epochs
 
@@ -109,6 +113,7 @@ class TrainingRun:
         at.history = [Evaluation.of_json(entry) for entry in state.scalars["history"]]
         at.bad_evaluations = state.scalars["bad_evaluations"]
         at.kept_back = KeptBack.of_json(state.scalars.get("kept_back", {}))
+        at.now = state.scalars.get("now", 0)
         best = state.scalars["best"]
         at.best = None if best is None else Evaluation.of_json(best)
         # A checkpoint cannot hold its own name: where it is itself the best one, the reader gives the name.
@@ -127,6 +132,7 @@ class TrainingRun:
             "best_checkpoint": at.best_checkpoint,
             "bad_evaluations": at.bad_evaluations,
             "kept_back": self._kept_back().as_json(),
+            "now": at.now,
         }
         cursor = {**self._settings(), "epoch": at.epoch, "unit": at.unit, "batch": at.batch}
         return TrainerState(at.step, cursor, scalars, dense_arrays(self.trainer.model, self.trainer.dense))
@@ -142,6 +148,8 @@ class TrainingRun:
             self._evaluate()  # other features than those that were measured: where the run goes on from
         while self.at.epoch < self.config.epochs and not self._is_at_max_steps():
             ended = self._segment()
+            if self._evicts and self._is_due(self.config.evict_every, ended):
+                self.trainer.embeddings.store.evict(self.at.now)
             if self._is_due(self.config.evaluate_every, ended):
                 self._evaluate()
             if self._should_stop():
@@ -173,7 +181,8 @@ class TrainingRun:
     def _segment(self) -> bool:
         """Train up to the next evaluation, checkpoint or the end of the epoch; whether the epoch ended."""
         at, config = self.at, self.config
-        limits = [every - at.step % every for every in (config.evaluate_every, self.save_every) if every is not None]
+        intervals = [config.evaluate_every, self.save_every, config.evict_every if self._evicts else None]
+        limits = [every - at.step % every for every in intervals if every is not None]
         if config.max_steps is not None:
             limits.append(config.max_steps - at.step)
         limit = min(limits) if limits else None
@@ -201,6 +210,7 @@ class TrainingRun:
             for batch, inputs in batches:
                 loss = self.trainer.step(batch, inputs)
                 at.step, at.examples, trained = at.step + 1, at.examples + len(batch), trained + 1
+                at.now = max(at.now, push_time(batch.features))
                 if batch.id is not None:
                     units.add(batch.id.unit)
                     at.unit, at.batch = place[batch.id.unit], batch.id.index + 1

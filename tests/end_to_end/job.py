@@ -102,12 +102,12 @@ class Job:
 
 
 def weights(checkpoint: str) -> dict[str, npt.NDArray[Any]]:
-    """Everything a checkpoint's model is made of, by name: rows with state and counts in key order, dense arrays."""
+    """Everything a checkpoint's model is made of, by name: rows with state and counters in key order, dense arrays."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     with open_checkpoint(checkpoint) as opened:
         for tablet in range(1 << opened.tablet_bits):
             for name, rows in opened.snapshot(tablet).tables.items():
-                for part in ("keys", "weights", "state", "count"):
+                for part in ("keys", "weights", "state", "count", "clicks"):
                     arrays[f"{name}/{tablet}/{part}"] = getattr(rows, part)
         arrays.update(opened.dense())
     return arrays

@@ -16,6 +16,8 @@ import torch
 import embershard as es
 from embershard.datasets.split import RandomPart
 from embershard.datasets.synthetic import SyntheticClicks, write_synthetic_clicks
+from embershard.embedding.table_config import Score
+from embershard.feature_map.feature_config import EventTime
 from embershard.models.config import (
     DeepFMConfig,
     DenseSgd,
@@ -28,12 +30,15 @@ from embershard.models.config import (
 from embershard.models.errors import ModelSpecError, ResumeMismatchError, TrainedBeforeError, TrainingDivergedError
 from embershard.models.evaluation import predict
 from embershard.models.model_factory import build_embeddings, build_model
+from embershard.models.table_options import TableOptions
 from embershard.models.train_result import Evaluation, TrainObserver, TrainResult
 from embershard.models.trainer import Trainer
 from embershard.models.trainer_state import TrainerState
 
 MODEL = DeepFMConfig(dim=4, hidden=(16,), dropout=0.2)
 OPTIMIZER = OptimizerConfig(rows=es.Adagrad(lr=0.05))
+SCORE = Score(min_score=6.0, half_life_seconds=60, show_weight=0.5, click_weight=2.0)
+SCORED = MODEL.model_copy(update={"tables": TableOptions(eviction=(SCORE,))})
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +95,7 @@ class Job:
         found = {f"dense/{name}": value.numpy() for name, value in self.trainer.model.state_dict().items()}
         for tablet in range(8):
             for table, rows in self.store.snapshot(tablet).tables.items():
-                for part in ("keys", "weights", "state", "count"):
+                for part in ("keys", "weights", "state", "count", "clicks"):
                     found[f"{tablet}/{table}/{part}"] = getattr(rows, part)
         return found
 
@@ -127,6 +132,60 @@ def test_counts_of_rows_equal_value_counts_of_the_log(clicks: Path) -> None:
     assert found == dict(zip(keys.tolist(), counts.tolist(), strict=True))
 
 
+def test_counts_and_clicks_of_rows_equal_those_of_the_log(clicks: Path) -> None:
+    job = Job(TrainConfig(batch_size=100, epochs=2, pipeline_depth=1, evict_every=10_000), SCORED)
+    job.fit(clicks)
+    log = pq.read_table(clicks)
+    keys, place, counts = np.unique(feature_map().encode(log).keys_of("c3"), return_inverse=True, return_counts=True)
+    clicked = np.bincount(place.reshape(-1), weights=log["label"].to_numpy()).astype(int)
+    found: dict[int, tuple[int, int]] = {}
+    for tablet in range(8):
+        rows = job.store.snapshot(tablet).tables["c3"]
+        counted = zip(rows.count.tolist(), rows.clicks.tolist(), strict=True)
+        found.update(zip(rows.keys.tolist(), counted, strict=True))
+    expected = zip((2 * counts).tolist(), (2 * clicked).tolist(), strict=True)
+    assert found == dict(zip(keys.tolist(), expected, strict=True))
+
+
+def test_rows_below_the_score_leave_before_the_checkpoint_of_an_epoch(clicks: Path) -> None:
+    job = Job(TrainConfig(batch_size=100, epochs=1), SCORED)
+    job.fit(clicks, checkpoints=job.checkpoints)
+    encoded, label = feature_map().encode(pq.read_table(clicks)), pq.read_table(clicks)["label"].to_numpy()
+    left = 0
+    for feature in ("c1", "c2", "c3", "c4"):
+        keys, place, counts = np.unique(encoded.keys_of(feature), return_inverse=True, return_counts=True)
+        clicked = np.bincount(place.reshape(-1), weights=label)
+        stays = 0.5 * (counts - clicked) + 2.0 * clicked >= 6.0
+        _, tablets = job.checkpoints.saved["step-60"]
+        saved = np.concatenate([tablet.tables[feature].keys for tablet in tablets])
+        assert set(saved.tolist()) == set(keys[stays].tolist())
+        left += int((~stays).sum())
+    assert left > 10
+
+
+@pytest.mark.parametrize(("every", "steps"), [(None, [48, 96]), (40, [40, 80])])
+def test_evictions_come_at_their_steps_and_by_the_time_of_the_data(
+    clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None, steps: list[int]
+) -> None:
+    """Example number n happened n seconds after the first; batches are read in order."""
+    log = pq.read_table(clicks)
+    pq.write_table(log.append_column("at", pa.array(np.arange(6_000) + 5_000)), tmp_path / "timed.parquet")
+    timed = es.FeatureMap([es.Categorical(name="c1")], label="label", event_time=EventTime(column="at", unit="s"))
+    monkeypatch.setattr(f"{__name__}.feature_map", lambda: timed)
+    ttl = SCORED.model_copy(update={"tables": TableOptions(eviction=(es.Ttl(ttl_seconds=10_000_000),))})
+    job = Job(CONFIG.model_copy(update={"evict_every": every, "shuffle": False}), ttl)
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(job.store, "evict", lambda now: seen.append((job.trainer.rows.steps, now)))
+    job.fit(tmp_path / "timed.parquet")
+    assert seen == [(step, 10_999 if step >= 48 else 9_999) for step in steps]  # eight steps to 1,000 examples
+
+
+def test_tables_without_such_policies_are_not_scanned(clicks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(CONFIG.model_copy(update={"evict_every": 40}))
+    monkeypatch.setattr(job.store, "evict", None)
+    assert job.fit(clicks).steps == 96
+
+
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_same_seed_gives_same_bits_and_another_does_not(clicks: Path, depth: int) -> None:
     config = CONFIG.model_copy(update={"pipeline_depth": depth, "epochs": 1})
@@ -137,15 +196,23 @@ def test_same_seed_gives_same_bits_and_another_does_not(clicks: Path, depth: int
     assert not np.array_equal(jobs[0].bits()["dense/mlp.0.weight"], jobs[2].bits()["dense/mlp.0.weight"])
 
 
-@pytest.mark.parametrize(("depth", "stop"), [(0, 20), (0, 47), (0, 48), (2, 5), (2, 20)])
-def test_stopped_and_resumed_equals_straight(clicks: Path, depth: int, stop: int) -> None:
-    config = CONFIG.model_copy(update={"pipeline_depth": depth, "max_steps": 80})
-    straight = Job(config)
+@pytest.mark.parametrize(
+    ("depth", "stop", "model"),
+    [
+        *((depth, stop, MODEL) for depth, stop in [(0, 20), (0, 47), (0, 48), (2, 5), (2, 20)]),
+        *((depth, stop, SCORED) for depth, stop in [(0, 30), (0, 48), (2, 20)]),
+    ],
+)
+def test_stopped_and_resumed_equals_straight(clicks: Path, depth: int, stop: int, model: DeepFMConfig) -> None:
+    config = CONFIG.model_copy(
+        update={"pipeline_depth": depth, "max_steps": 80, "evict_every": 15 if stop < 40 else None}
+    )
+    straight = Job(config, model)
     # A checkpoint is a moment without pushes on their way; at depth > 0 the straight run needs it at the same step.
     straight.fit(clicks, checkpoints=straight.checkpoints, save_every=stop)
-    stopped = Job(config.model_copy(update={"max_steps": stop}))
+    stopped = Job(config.model_copy(update={"max_steps": stop}), model)
     assert stopped.fit(clicks, checkpoints=stopped.checkpoints).stopped == "max_steps"
-    resumed = Job(config)
+    resumed = Job(config, model)
     state = stopped.checkpoints.restore(f"step-{stop}", resumed.store)
     result = resumed.fit(clicks, checkpoints=resumed.checkpoints, save_every=stop, resume=state)
     assert result.steps == 80
