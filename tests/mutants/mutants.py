@@ -28,6 +28,7 @@ INDEX = "embedding/test_row_index.py::"
 CASES = "embedding/test_policy_cases.py::"
 CONTRACT = "embedding/test_table_group.py::"
 TORCH = "embedding/test_torch_parity.py::"
+CLICKS = "embedding/test_click_scores.py::"
 DRAWS = "embedding/test_initializers.py::"
 TWIN = "embedding/test_native_against_reference.py::"
 
@@ -238,6 +239,49 @@ MUTANTS = (
         "integer_power(1.0 - spec.admission_probability, occurrences)",
         "integer_power(1.0 - spec.admission_probability, 1)",
         TWIN + "TestTwinMachine::runTest",
+    ),
+    # --- clicks ---
+    Mutant(
+        "clicks not cleared on reuse",
+        "embedding/native/table.cpp",
+        "  if (spec.keeps_clicks()) *store.clicks(counters) = 0;\n",
+        "",
+        CLICKS + "test_a_key_in_a_freed_row_starts_without_clicks[native]",
+    ),
+    Mutant(
+        "clicks cursor not advanced on a refused key",
+        "embedding/native/table_push.cpp",
+        "if (writes.applied[write++]) *stored",
+        "if (writes.applied[write] && ++write != 0) *stored",
+        CLICKS + "test_clicks_go_to_their_rows_past_refused_and_held_back_keys[native]",
+    ),
+    Mutant(
+        "clicks read in the partition's order",
+        "embedding/native/table_push.cpp",
+        "clicks_[partition_.order[entry]]",
+        "clicks_[entry]",
+        CLICKS + "test_masked_tablets_count_no_clicks[native]",
+    ),
+    Mutant(
+        "clicked occurrences are shows as well",
+        "embedding/native/policies.cpp",
+        "table.spec.show_weight * (seen - clicked)",
+        "table.spec.show_weight * seen",
+        CLICKS + "test_rows_leave_below_the_score_of_their_shows_and_clicks[native]",
+    ),
+    Mutant(
+        "clicks of a snapshot not taken in",
+        "embedding/native/table_tablets.cpp",
+        "view.clicks == nullptr ? 0 : view.clicks[i]",
+        "0",
+        CLICKS + "test_clicks_survive_a_restart_and_a_delta[native]",
+    ),
+    Mutant(
+        "reference: clicks of the whole push counted for the rows of one tablet",
+        "embedding/reference.py",
+        "table.add_clicks(self._rows(table, keys[positions]), clicks[positions])",
+        "table.add_clicks(self._rows(table, keys[positions]), clicks[: len(positions)])",
+        CLICKS + "test_clicks_go_to_their_rows_past_refused_and_held_back_keys[reference]",
     ),
     # --- kernels ---
     Mutant(
