@@ -62,7 +62,7 @@ class _Column:
 
 
 class _Columns:
-    """The arrays of one table: key, id (or id_bytes and id_offsets), count, vector, scale, erased_key."""
+    """The arrays of one table: key, id (or id_bytes and id_offsets), count, clicks, vector, scale, erased_key."""
 
     def __init__(self, directory: Directory, table: TableExport) -> None:
         self._spool_in = directory.path if directory.is_local else None
@@ -75,6 +75,8 @@ class _Columns:
         elif table.ids is not None:
             self.by_name["id"] = self._column(np.dtype(table.ids.type))
         self.by_name["count"] = self._column(np.uint32)
+        if table.config.keeps_clicks:
+            self.by_name["clicks"] = self._column(np.uint32)
         self.by_name["vector"] = self._column(VECTOR_DTYPES[table.options.vectors], (table.dim,))
         if table.options.vectors == "int8":
             self.by_name["scale"] = self._column(np.float32)
@@ -82,6 +84,8 @@ class _Columns:
     def add(self, rows: ExportRows) -> None:
         self.by_name["key"].add(rows.keys)
         self.by_name["count"].add(rows.counts)
+        if rows.clicks is not None:
+            self.by_name["clicks"].add(rows.clicks)
         self.by_name["vector"].add(rows.vectors)
         if rows.scales is not None:
             self.by_name["scale"].add(rows.scales)

@@ -1,4 +1,4 @@
-"""Writes tables as Arrow files: `key, id, count, vector, scale`, and the erased keys in a file of their own."""
+"""Writes tables as Arrow files: `key, id, count, clicks, vector, scale`, and the erased keys in a file of their own."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ BATCH_BYTES = 16 << 20
 
 
 def export_schema(table: TableExport) -> pa.Schema:
-    """Columns of an exported table: key, id (where ids are known), count, vector, scale (int8 only)."""
+    """Columns of an exported table: key, id (where ids are known), count, clicks (where kept), vector, scale (int8)."""
     value = pa.from_numpy_dtype(VECTOR_DTYPES[table.options.vectors])
     fields = [pa.field("key", pa.uint64(), nullable=False)]
     if table.ids is not None:
         fields.append(pa.field("id", table.ids.arrow_type))
     fields.append(pa.field("count", pa.uint32(), nullable=False))
+    if table.config.keeps_clicks:
+        fields.append(pa.field("clicks", pa.uint32(), nullable=False))
     fields.append(pa.field("vector", pa.list_(pa.field("item", value, nullable=False), table.dim), nullable=False))
     if table.options.vectors == "int8":
         fields.append(pa.field("scale", pa.float32(), nullable=False))
@@ -37,6 +39,7 @@ def export_batch(schema: pa.Schema, rows: ExportRows) -> pa.RecordBatch:
         "key": pa.array(rows.keys),
         "id": rows.ids,
         "count": pa.array(rows.counts),
+        "clicks": None if rows.clicks is None else pa.array(rows.clicks),
         "vector": pa.Array.from_buffers(kind, len(vectors), [None], children=[flat]),
         "scale": None if rows.scales is None else pa.array(rows.scales),
     }

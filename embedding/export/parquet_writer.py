@@ -1,4 +1,4 @@
-"""Writes tables as Parquet files: `key, id, count, vector, scale`, and the erased keys in a file of their own."""
+"""Writes tables as Parquet files: `key, id, count, clicks, vector, scale`, and erased keys in a file of their own."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..checkpoint.tablet_file import row_clicks
 from ..table_config import TableConfig
 from ..table_group import TableRows
 from .manifest import ExportOptions, VectorType
@@ -20,13 +21,15 @@ VECTOR_DTYPES: dict[VectorType, type[np.generic]] = {"float32": np.float32, "flo
 class ExportRows:
     """A run of exported rows, ascending by key.
 
-    keys (n,) uint64 · ids (n,) of the table's id type, or None · counts (n,) uint32 · vectors (n, D) · scales (n,)
-    float32 for int8, else None.   left (m,) uint64: changed rows that the filter leaves out (erased, to a delta).
+    keys (n,) uint64 · ids (n,) of the table's id type, or None · counts (n,) uint32 · clicks (n,) uint32, or None where
+    the table keeps none · vectors (n, D) · scales (n,) float32 for int8, else None.
+    left (m,) uint64: changed rows that the filter leaves out (erased, to a delta).
     """
 
     keys: npt.NDArray[np.uint64]
     ids: pa.Array | None
     counts: npt.NDArray[np.uint32]
+    clicks: npt.NDArray[np.uint32] | None
     vectors: npt.NDArray[np.float32 | np.float16 | np.int8]
     scales: npt.NDArray[np.float32] | None
     left: npt.NDArray[np.uint64]
@@ -72,6 +75,7 @@ class TableExport:
             keys=keys,
             ids=None if self.ids is None else self.ids.of_keys(keys),
             counts=rows.count if everything else rows.count[wanted],
+            clicks=row_clicks(rows)[wanted] if self.config.keeps_clicks else None,
             vectors=stored,
             scales=scales,
             left=rows.keys[:0] if everything else rows.keys[~wanted],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from embershard.embedding.embedding_reader import EmbeddingReader
 from embershard.embedding.errors import CheckpointMismatchError, CheckpointWriteError, UnknownTableError
 from embershard.embedding.export import ExportOptions, export_tables, read_export_manifest
 from embershard.embedding.export.vectors import quantise
+from embershard.embedding.store import Pull, Push
+from embershard.embedding.table_config import ColumnBlock, Score, TableConfig
+from embershard.embedding.table_group import TableKeys
 from embershard.feature_map.value_dictionary import VALUE_SCHEMA, write_values
 
 from .conftest import INT64_IDS, TEXTS, UINT64_IDS, Trained
@@ -139,8 +143,6 @@ def test_number_types(tmp_path: Path, trained: Trained, format: str, vectors: st
 
 
 def test_vectors_beyond_float16_are_refused_not_made_infinite(tmp_path: Path, trained: Trained) -> None:
-    from embershard.embedding.table_group import TableKeys
-
     trained.store.assign(TableKeys.of("ad", np.array([5], np.uint64)), np.full(4, 1e5, np.float32))
     with pytest.raises(OverflowError, match=r"within float16 \(65504\), got 100000.0"):
         export_tables(trained.store, tmp_path / "out", ["ad"], ExportOptions(vectors="float16"))
@@ -157,8 +159,6 @@ def test_vectors_that_are_not_finite_have_no_int8(value: float) -> None:
 
 
 def test_zero_vectors_survive_int8(tmp_path: Path, trained: Trained) -> None:
-    from embershard.embedding.table_group import TableKeys
-
     trained.store.assign(TableKeys.of("ad", np.array([5], np.uint64)), np.zeros(4, np.float32))
     export_tables(trained.store, tmp_path / "out", ["ad"], ExportOptions(vectors="int8"))
     assert EmbeddingReader(tmp_path / "out").lookup_keys("ad", [5]).tolist() == [[0, 0, 0, 0]]
@@ -177,6 +177,24 @@ def test_filters_by_count_and_time(tmp_path: Path, trained: Trained) -> None:
     assert exported(touched_since=500) == 2
     assert exported(touched_since=501) == 1
     assert read_export_manifest(tmp_path / "out")[1].options.touched_since == 501
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_clicks_are_a_column_where_the_table_keeps_them(tmp_path: Path, trained: Trained, format: str) -> None:
+    score = Score(min_score=1.0, half_life_seconds=60, click_weight=1.0)
+    trained.store.ensure_tables([TableConfig(name="clicked", blocks=(ColumnBlock(dim=2),), eviction=(score,))])
+    keys, counts = np.array([3, 7, 1 << 63], np.uint64), np.array([4, 1, 9], np.uint32)
+    push = Push(None, TableKeys.of("clicked", keys), np.ones(6, np.float32), counts, 1, 1, 0)
+    trained.store.exchange(replace(push, clicks=np.array([2, 1, 5], np.uint32)), None)
+    report = export_tables(
+        trained.store, tmp_path / "out", ["clicked", "ad"], ExportOptions(format=format, min_count=2)
+    )
+    assert report.rows["clicked"] == 2
+    columns = read_plain(tmp_path / "out", "clicked", format)
+    assert (columns["key"], columns["count"], columns["clicks"]) == ([3, 1 << 63], [4, 9], [2, 5])
+    assert "clicks" not in read_plain(tmp_path / "out", "ad", format)
+    rows = EmbeddingReader(tmp_path / "out", verify="contents").lookup_keys("clicked", [3])
+    assert rows.tolist() == trained.store.exchange(None, Pull(TableKeys.of("clicked", [3]))).rows.values[None].tolist()
 
 
 def test_one_block_of_a_table(tmp_path: Path, trained: Trained) -> None:
@@ -273,8 +291,6 @@ def test_a_newer_format_is_named(tmp_path: Path, trained: Trained) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_many_small_batches_and_an_empty_table(tmp_path: Path, trained: Trained, format: str, monkeypatch) -> None:
     monkeypatch.setattr("embershard.embedding.export.arrow_writer.BATCH_BYTES", 200)
-    from embershard.embedding.table_config import ColumnBlock, TableConfig
-
     trained.store.ensure_tables([TableConfig(name="nothing", blocks=(ColumnBlock(dim=2),))])
     export_tables(trained.store, tmp_path / "out", None, ExportOptions(format=format), feature_map=trained.features)
     reader = EmbeddingReader(tmp_path / "out", verify="contents")
