@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from embershard.embedding.store import Pull, Push, PushToken
-from embershard.embedding.table_config import Adagrad, Adam, ColumnBlock, TableConfig
+from embershard.embedding.table_config import Adagrad, Adam, ColumnBlock, Score, TableConfig
 from embershard.embedding.table_group import TableKeys
 from embershard.ps_server.cluster_spec import ClusterSpec
 from embershard.ps_server.server import ShardOptions, serve
@@ -31,6 +31,7 @@ USER = TableConfig(name="user", blocks=(ColumnBlock(dim=8, optimizer=Adagrad(lr=
 ITEM = TableConfig(
     name="item",
     blocks=(ColumnBlock(name="linear", dim=1, optimizer=Adam(lr=0.05)), ColumnBlock(name="factors", dim=4)),
+    eviction=(Score(min_score=1.0, half_life_seconds=60, click_weight=1.0),),  # counts clicks; nobody evicts
 )
 
 
@@ -177,7 +178,8 @@ class Client:
             for key, count in zip(keys.keys[part].tolist(), occurrences[part].tolist(), strict=True):
                 self.counts[table, key] = self.counts.get((table, key), 0) + count
         token = PushToken(self.unit, 1, batch)
-        return Push(token, keys, gradients, occurrences, 32, batch + 1, 1000 + batch)
+        clicks = occurrences // np.uint32(2)
+        return Push(token, keys, gradients, occurrences, 32, batch + 1, 1000 + batch, clicks=clicks)
 
     def _other_verb(self, rng, store, batch):
         if not self.feedback:  # clients that share keys only push: then counts are sums
@@ -226,7 +228,8 @@ def rows_of(source, tablets=range(1 << TABLET_BITS)):
     """Rows of tablets by table, of a store or shard: arrays to compare to the bit."""
     return {
         (tablet, name): {
-            field: getattr(rows, field).tobytes() for field in ("keys", "weights", "state", "count", "touched_at")
+            field: getattr(rows, field).tobytes()
+            for field in ("keys", "weights", "state", "count", "touched_at", "clicks")
         }
         for tablet in tablets
         for name, rows in source.snapshot(tablet).tables.items()
