@@ -4,6 +4,7 @@ import collections
 import contextlib
 import errno
 import functools
+import itertools
 import os
 import resource
 import tempfile
@@ -31,6 +32,7 @@ from embershard.embedding.checkpoint import TrainingState, write_checkpoint
 from embershard.embedding.reference import ReferenceTableGroup
 from embershard.embedding.store import Push, PushToken
 from embershard.embedding.table_group import TableKeys
+from embershard.ps_server import shard_link, shared_memory
 from embershard.ps_server.client import connect
 from embershard.ps_server.cluster_spec import ClusterSpec
 from embershard.ps_server.errors import CorruptPushLogError, DurabilityError, PushLogInUseError, PushLogMismatchError
@@ -41,11 +43,48 @@ from embershard.ps_server.push_log_format import segment_name
 from embershard.ps_server.push_log_reader import PushLogReader
 from embershard.ps_server.server import ShardOptions, ShardServer
 from embershard.ps_server.shard import Shard
-from embershard.ps_server.shard_link import Patience
+from embershard.ps_server.shard_link import Patience, ShardLink
 
 pytestmark = pytest.mark.process
 
 KILLS = 20
+SHARED, SOCKET = True, False
+"""How a client's arrays travel: through memory that it shares with the shard, or through the socket."""
+
+
+class Transports:
+    """Connects clients whose exchanges all go through shared memory, however small, or all through the socket."""
+
+    def __init__(self, monkeypatch):
+        self.exchanges = collections.Counter()
+        exchange = ShardLink._exchange_in_memory
+
+        def counted(link, *arguments):
+            answer = exchange(link, *arguments)
+            self.exchanges["failed" if answer is None else "shared"] += 1
+            return answer
+
+        monkeypatch.setattr(shard_link, "SHARED_BYTES", 0)
+        monkeypatch.setattr(ShardLink, "_exchange_in_memory", counted)
+
+    def connects(self, address, *shares):
+        """A function that connects one client after another, each as `shares` says of it."""
+        each = itertools.cycle(shares)
+        return lambda: connect(address, shared_memory=next(each))
+
+    def check(self, clients, shares):
+        """Every client's exchanges went as it was told, but for those that a kill cut off."""
+        sharing = sum(client.batches for client in clients) * sum(shares) // len(shares)
+        if sharing:
+            assert self.exchanges["shared"] + 3 * KILLS > 3 * sharing  # each batch has keys on each of three shards
+            assert self.exchanges["failed"]
+        else:
+            assert not self.exchanges
+
+
+@pytest.fixture
+def transports(monkeypatch):
+    return Transports(monkeypatch)
 
 
 def trained_locally(clients):
@@ -57,13 +96,16 @@ def trained_locally(clients):
         return rows_of(store)
 
 
-def train_under_kills(clients, seed, durability="log", every=8):
+def train_under_kills(clients, seed, transports, shares, durability="log", every=8):
     """Rows and counts after the clients trained while shards were killed, what each shard's log holds, and the map."""
+    if any(shares) and not shared_memory.IS_POSSIBLE:
+        pytest.skip("no memfd on this system")
     with ShardProcesses(3, durability) as processes:
-        with connect(processes.spec.shards[0]) as store:
+        with connect(processes.spec.shards[0], shared_memory=False) as store:
             store.ensure_tables([USER, ITEM])
             with killed_at_random(processes, seed, KILLS, every) as disturb:
-                run_clients(clients, lambda: connect(processes.spec.shards[1]), disturb)
+                run_clients(clients, transports.connects(processes.spec.shards[1], *shares), disturb)
+            transports.check(clients, shares)
             rows, counts = rows_of(store), counts_of(store)
         assert processes.stop() == [0, 0, 0]
         logs = [list(log_of(options).records()) for options in processes.options]
@@ -96,9 +138,10 @@ def total_counts(clients):
     return total
 
 
-def test_one_client_gets_the_rows_of_a_run_without_kills():
+@pytest.mark.parametrize("shares", [SHARED, SOCKET], ids=["shared", "socket"])
+def test_one_client_gets_the_rows_of_a_run_without_kills(shares, transports):
     client = Client(unit=1, batches=200)
-    rows, counts, logs, _ = train_under_kills([client], seed=1)
+    rows, counts, logs, _ = train_under_kills([client], 1, transports, [shares])
     expected = Client(unit=1, batches=200)
     assert rows == trained_locally([expected])
     assert client.counts == expected.counts
@@ -108,19 +151,20 @@ def test_one_client_gets_the_rows_of_a_run_without_kills():
     assert len(set(tokens)) == 200
 
 
-def test_two_clients_with_disjoint_keys_get_the_rows_of_a_run_without_kills():
+def test_two_clients_with_disjoint_keys_get_the_rows_of_a_run_without_kills(transports):
     def clients():
         return [Client(unit=unit, batches=120, first_key=10_000 * unit) for unit in (1, 2)]
 
     killed = clients()
-    rows, counts, _, _ = train_under_kills(killed, seed=2, durability="fsync", every=10)
+    rows, counts, _, _ = train_under_kills(killed, 2, transports, [SHARED, SOCKET], durability="fsync", every=10)
     assert rows == trained_locally(clients())
     assert {key: counts[key] for key in total_counts(killed)} == total_counts(killed)
 
 
-def test_two_clients_with_common_keys_get_exact_counts_and_the_rows_of_a_serial_replay():
+@pytest.mark.parametrize("shares", [SHARED, SOCKET], ids=["shared", "socket"])
+def test_two_clients_with_common_keys_get_exact_counts_and_the_rows_of_a_serial_replay(shares, transports):
     clients = [Client(unit=unit, batches=100, keys=400, feedback=False) for unit in (1, 2)]
-    rows, counts, logs, tablet_map = train_under_kills(clients, seed=3, every=8)
+    rows, counts, logs, tablet_map = train_under_kills(clients, 3, transports, [shares], every=8)
     assert counts == total_counts(clients)
     replayed = {}
     for number, log in enumerate(logs):
@@ -169,7 +213,7 @@ class KillingSource:
         return self._store.snapshot(tablet, since_version)
 
 
-def test_checkpoints_taken_under_load_and_kills_trim_the_logs_and_shards_start_from_them():
+def test_checkpoints_taken_under_load_and_kills_trim_the_logs_and_shards_start_from_them(transports):
     client = Client(unit=1, batches=300)
     with ShardProcesses(3) as processes, connect(processes.spec.shards) as store:
         store.ensure_tables([USER, ITEM])
@@ -195,7 +239,8 @@ def test_checkpoints_taken_under_load_and_kills_trim_the_logs_and_shards_start_f
                     kill()
             progress.raise_limit(float("inf"))
 
-        run_clients([client], lambda: connect(processes.spec.shards), save_and_kill, Progress(limit=40))
+        connects = transports.connects(processes.spec.shards, SHARED)
+        run_clients([client], connects, save_and_kill, Progress(limit=40))
         expected = trained_locally([Client(unit=1, batches=300)])
         assert rows_of(store) == expected
         for index in range(3):
