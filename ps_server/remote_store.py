@@ -22,11 +22,11 @@ from ..embedding.table_config import TableConfig
 from ..embedding.table_group import TableKeys, TableStats, TabletSnapshot
 from . import parameter_server_pb2 as pb
 from .allocator import keep_large_buffers
+from .chunks import LARGE_BYTES
 from .client_tokens import ClientTokens
 from .cluster_links import ClusterLinks
 from .errors import (
     CheckpointNotBegunError,
-    RequestTooLargeError,
     SharedStoreNeededError,
     StoreClosedError,
     WrongShardError,
@@ -36,6 +36,7 @@ from .gradient_guard import GradientGuard, GuardOptions
 from .lane import Lane
 from .partition import RowLayout, split_keys
 from .refused_rows import log_refused_rows
+from .request_size import check_parts, check_size, push_bytes
 from .shard_link import ExchangeBytes, ShardLink
 from .shard_status import ShardStatus, decode_status
 from .tablets import TabletMask
@@ -148,6 +149,8 @@ class RemoteStore:
             states = None if state is None else RowLayout(keys, self._state_widths)
             if states is not None and state is not None:
                 check_values(state, states.size, "state values")
+            size = keys.keys.nbytes + weights.nbytes + (0 if state is None else state.nbytes)
+            check_size("rows to assign", size, self._links)
 
             def encode(header: pb.CallHeader, part: TableKeys, at: Positions, tablets: TabletMask) -> bytes:
                 return encode_assign(
@@ -207,7 +210,7 @@ class RemoteStore:
                 tablet,
                 "Snapshot",
                 lambda header: pb.SnapshotRequest(header=header, tablet=tablet, since_version=since_version),
-                large_reply=True,
+                reply_bytes=LARGE_BYTES,  # it may be as small as nothing, and larger than one message
             )
             return decode_snapshot(parse(reply, pb.TabletSnapshot()))
 
@@ -301,7 +304,7 @@ class RemoteStore:
         guarded = None
         if push is not None and push_layout is not None:
             check_values(push.gradients, push_layout.size, "gradient values")
-            self._check_push_size(push)
+            check_size("a push", push_bytes(push, self._wire.dtype), self._links)
             if self._guard is not None:
                 guarded = self._guard.inspect(push, self._widths)
                 push = guarded.push
@@ -313,6 +316,7 @@ class RemoteStore:
         gathered = GatheredExchange(push, pull, pull_layout, self._links.map.tablet_bits, whole=slices == [None])
         for number, positions in enumerate(slices):
             parts = self._plan(push if number == 0 else None, push_layout, None, None, pull, positions)
+            check_parts(parts, self._wire.dtype, self._links)
             self._run(parts, push, push_layout, pull, gathered, None if guarded is None else guarded.norms)
         answer = gathered.exchange()
         if push is not None:
@@ -442,15 +446,6 @@ class RemoteStore:
             return [None]
         return list(np.array_split(np.arange(len(pull.keys.keys), dtype=np.intp), pieces))
 
-    def _check_push_size(self, push: Push) -> None:
-        size = push.gradients.nbytes + push.keys.keys.nbytes + push.occurrences.nbytes
-        size += 0 if push.clicks is None else push.clicks.nbytes
-        if size > self._links.max_request_bytes * self._links.map.shards:
-            raise RequestTooLargeError(
-                f"expected a push of at most {self._links.max_request_bytes} bytes a shard, got {size} bytes for "
-                f"{self._links.map.shards} shards; use a smaller batch"
-            )
-
     # --- other calls --------------------------------------------------------------------------------------------------
 
     def _read_tables(self, shard: int, tables: Sequence[TableConfig]) -> tuple[TableConfig, ...]:
@@ -517,7 +512,7 @@ class RemoteStore:
         method: str,
         request: Callable[[pb.CallHeader], Message],
         *,
-        large_reply: bool = False,
+        reply_bytes: int = 0,
     ) -> bytes:
         """The reply of the shard that owns the tablet."""
         count = 1 << self._links.map.tablet_bits
@@ -527,7 +522,7 @@ class RemoteStore:
         while True:
             link = self._links.link(int(self._links.map.owners[tablet]))
             try:
-                return link.call(method, request(link.header).SerializeToString(), large_reply=large_reply)
+                return link.call(method, request(link.header).SerializeToString(), reply_bytes=reply_bytes)
             except WrongShardError as error:
                 self._links.adopt_newer_map(error, until)
 

@@ -146,9 +146,8 @@ class ShardLink:
             if answer is not None:
                 return answer
             small.ClearField("shared")
-        large_reply = reply_bytes > chunks.LARGE_BYTES - chunks.CHUNK_BYTES
         left = max(self.patience.call_seconds - (time.monotonic() - begin), 0.0)
-        return ExchangeBytes(self.call("Exchange", join_message(small, arrays), left, large_reply=large_reply))
+        return ExchangeBytes(self.call("Exchange", join_message(small, arrays), left, reply_bytes=reply_bytes))
 
     def _exchange_in_memory(
         self, small: pb.ExchangeRequest, arrays: list[tuple[int, Packed]], reply_bytes: int
@@ -209,15 +208,15 @@ class ShardLink:
             self._block.close()
             self._block = None
 
-    def call(self, method: str, data: bytes, seconds: float | None = None, *, large_reply: bool = False) -> bytes:
+    def call(self, method: str, data: bytes, seconds: float | None = None, *, reply_bytes: int = 0) -> bytes:
         """The reply to one call, tried until `seconds` are over; its bytes, and so its token, stay the same.
 
-        large_reply: the reply may be too large for one message.
+        reply_bytes: what is expected of the reply's arrays.
         Raises: the shard's refusal; StoreUnavailableError after the last try."""
         begin = time.monotonic()
         until = begin + (self.patience.call_seconds if seconds is None else seconds)
-        chunked = large_reply or len(data) > chunks.LARGE_BYTES
-        megabytes = (len(data) + (chunks.LARGE_BYTES if large_reply else 0)) / 1e6
+        chunked = max(len(data), reply_bytes + chunks.CHUNK_BYTES) > chunks.LARGE_BYTES
+        megabytes = (len(data) + reply_bytes) / 1e6
         most = self.patience.attempt_seconds + megabytes * self.patience.seconds_per_megabyte
         tries = 0
         while True:

@@ -5,6 +5,7 @@ import itertools
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 from counters import BITS, COUNTER, keys_of, push_of, read
 from lossy_proxy import lossy_proxy
@@ -12,8 +13,8 @@ from running_shards import make_spec, running_shards
 
 from embershard.embedding.checkpoint import TrainingState, open_checkpoint, write_checkpoint
 from embershard.embedding.native_table_group import NativeTableGroup
-from embershard.embedding.store import Pull, PushToken
-from embershard.embedding.table_config import ColumnBlock, Sgd, TableConfig, Zeros
+from embershard.embedding.store import Pull, Push, PushToken
+from embershard.embedding.table_config import ColumnBlock, MinCount, Sgd, TableConfig, Zeros
 from embershard.embedding.table_group import TableKeys
 from embershard.ps_server import chunks, shard_link
 from embershard.ps_server import parameter_server_pb2 as pb
@@ -216,9 +217,61 @@ def test_pull_beyond_the_limit_of_a_call_is_sliced_and_such_a_push_refused_b53(f
         values = store.exchange(None, Pull(both)).rows.values
         assert not values[:50].any()
         assert (values[50:] == -1.0).all()
-        with pytest.raises(RequestTooLargeError, match=r"at most 1048576 bytes a shard, got .* use a smaller batch"):
+        refused = rf"at most 1048576 bytes a shard, got .* 1 shards \(at {spec.shards[0]}\); use a smaller batch"
+        with pytest.raises(RequestTooLargeError, match=f"expected a push of {refused}"):
             store.exchange(push_of(numbers, table="wide", width=64), None)
+        with pytest.raises(RequestTooLargeError, match=f"expected rows to assign of {refused}"):
+            store.assign(TableKeys.of("wide", keys_of(numbers)), np.zeros(640_000, np.float32))
         assert (store.exchange(None, Pull(both)).rows.values == values).all()
+
+
+def test_push_that_is_too_large_for_one_of_several_shards_is_applied_by_none_b53(folder):
+    spec = make_spec(folder, 2, BITS)
+    with running_shards(spec, NativeTableGroup, max_request_bytes=1 << 20), connect(spec.shards[0]) as store:
+        store.ensure_tables([WIDE])
+        keys = keys_of(np.arange(9000))
+        first = store._links.map.owners[(keys >> np.uint64(64 - BITS)).astype(np.intp)] == 0
+        uneven = np.concatenate([keys[first], keys[~first][:100]])  # 1.2 MB for the first shard alone
+        push = push_of(range(len(uneven)), table="wide", width=64)
+        push.keys.keys[:] = uneven
+        with pytest.raises(
+            RequestTooLargeError, match=rf"shard 0 at {spec.shards[0]} .*expected a push of at most 10485"
+        ):
+            store.exchange(push, None)
+        assert store.stats()["wide"].rows == 0
+    half = WireFormat("bfloat16")
+    with running_shards(spec, NativeTableGroup, max_request_bytes=1 << 20), connect(spec.shards[0], wire=half) as store:
+        store.ensure_tables([WIDE])
+        assert store.exchange(push, None).report.tables["wide"].applied == len(uneven)  # half as many bytes
+
+
+BEYOND = (1 << 31) // 4096 + 1000
+"""Rows of 1,024 floats that are more than 2^31 bytes."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(psutil.virtual_memory().available < 14 << 30, reason="needs 14 GiB of free memory")
+def test_push_and_pull_of_more_than_2_31_bytes(folder):
+    block = ColumnBlock(dim=1024, initializer=Zeros(), optimizer=Sgd(lr=1.0))
+    # Rows are admitted at their second push, so that the first one takes no memory for them.
+    table = TableConfig(name="wide", blocks=(block,), admission=MinCount(count=2))
+    spec = make_spec(folder, 4, BITS)
+    with running_shards(spec, NativeTableGroup), connect(spec.shards[0]) as store:
+        store.ensure_tables([table])
+        keys, few = TableKeys.of("wide", keys_of(np.arange(BEYOND))), [0, BEYOND // 2, BEYOND - 1]
+        gradients = np.ones(BEYOND * 1024, np.float32)
+        push = Push(PushToken(1, 1, 0), keys, gradients, np.ones(BEYOND, np.uint32), 1, 1, 0)
+        report = store.exchange(push, None).report
+        assert (report.applied, report.tables["wide"].not_admitted) == (16, BEYOND)
+        del push, gradients
+        again = TableKeys.of("wide", keys.keys[few])
+        store.exchange(
+            Push(PushToken(1, 1, 1), again, np.full(3072, -7, np.float32), np.ones(3, np.uint32), 1, 1, 0), None
+        )
+        rows = store.exchange(None, Pull(keys)).rows.values.reshape(BEYOND, 1024)
+        assert rows.nbytes > 1 << 31
+        assert (rows[few] == 7.0).all()
+        assert np.flatnonzero(rows[:, 1023]).tolist() == few
 
 
 def test_server_refuses_three_gigabytes_at_the_first_chunk_and_stays_up(folder):
