@@ -78,13 +78,13 @@ def new_run(folder: Path, name: str | None) -> RunFolder:
 
 
 def last_run(folder: Path, name: str | None) -> RunFolder:
-    """The run called `name`, or the one with the highest number. Raises: UsageError where there is none to resume."""
+    """The run called `name`, or the one with the highest number. Raises: UsageError where there is none."""
     if name is not None:
         runs = [folder / name] if (folder / name).is_dir() else []
     else:
         runs = sorted(_runs(folder), key=_number)
     if not runs:
-        raise UsageError(f"expected a run to resume, got none in {folder if name is None else folder / name}")
+        raise UsageError(f"expected a run, got none in {folder if name is None else folder / name}")
     return RunFolder(runs[-1])
 
 

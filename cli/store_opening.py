@@ -18,6 +18,7 @@ from ..ps_server.security import ClientSecurity, token_of_environment
 from ..ps_server.shard_link import Patience
 from ..ps_server.wire_values import WireFormat
 from .console import note
+from .errors import EXIT_BAD_INPUT, exit_code
 from .store_config import ClusterStoreConfig, LocalStoreConfig, StoreSecurityConfig
 
 
@@ -25,7 +26,8 @@ from .store_config import ClusterStoreConfig, LocalStoreConfig, StoreSecurityCon
 def opened_store(config: LocalStoreConfig | ClusterStoreConfig) -> Iterator[EmbeddingStore]:
     """The store, empty unless it is a running cluster's; closed at the end, with the shards that were started for it.
 
-    Shards that were started live in a folder of their own, which is removed when all went well and named otherwise."""
+    Shards that were started live in a folder of their own, which is removed when all went well, or the input was bad,
+    and named otherwise."""
     if isinstance(config, LocalStoreConfig):
         with LocalStore(config.tablet_bits, config.threads, guard=config.guard) as local:
             yield local
@@ -44,8 +46,11 @@ def opened_store(config: LocalStoreConfig | ClusterStoreConfig) -> Iterator[Embe
             finally:
                 if fleet.cluster.is_running():
                     fleet.stop()
-        except BaseException:
-            note(f"what the shards said is in {folder / 'logs'}")
+        except BaseException as error:
+            if exit_code(error) == EXIT_BAD_INPUT:
+                shutil.rmtree(folder)
+            else:
+                note(f"what the shards said is in {folder / 'logs'}")
             raise
         shutil.rmtree(folder)
 

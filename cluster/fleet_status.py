@@ -39,10 +39,10 @@ class FleetShard:
 
     @property
     def state(self) -> str:
-        """answers, starting (a process that does not answer yet) or down."""
+        """answers, silent (a process that starts, or does not answer any more) or down."""
         if self.status is not None:
             return "answers"
-        return "down" if self.pid is None else "starting"
+        return "down" if self.pid is None else "silent"
 
 
 def fleet_status(fleet: ShardFleet, interval_seconds: float = 0.5, token: str | None = None) -> list[FleetShard]:
@@ -50,8 +50,8 @@ def fleet_status(fleet: ShardFleet, interval_seconds: float = 0.5, token: str | 
 
     token: of the cluster, if it asks for one. Raises: ClusterNotRunningError, AccessDeniedError."""
     security = ClientSecurity(token=token)
-    spec = fleet.spec()
     processes = {role.name: role for role in fleet.cluster.status()}
+    spec = fleet.spec()
     owners = spec.first_map().owners
     before = [_ask(index, address, security) for index, address in enumerate(spec.shards)]
     time.sleep(interval_seconds)

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .config_differences import differences
 from .errors import DuplicateKeyError, TableConflictError, UnknownTableError
 from .row_types import STORED_DTYPES
 from .table_config import TableConfig, unknown_table
 from .table_group import TableKeys, TabletSnapshot, UpdateStep
+
+NAMED_DIFFERENCES = 3
 
 
 def check_request(request: TableKeys, known: dict[str, Any], *, reads: bool = False) -> None:
@@ -42,12 +45,13 @@ def check_request(request: TableKeys, known: dict[str, Any], *, reads: bool = Fa
 
 
 def check_same_config(existing: TableConfig, config: TableConfig) -> None:
-    """Raises: TableConflictError naming the first field that differs."""
-    for name in type(config).model_fields:
-        if getattr(existing, name) != getattr(config, name):
-            raise TableConflictError(
-                f"expected {name} {getattr(existing, name)!r}, got {getattr(config, name)!r} (table {config.name!r})"
-            )
+    """Raises: TableConflictError naming the first fields that differ."""
+    if existing == config:
+        return
+    found = list(differences(existing.model_dump(), config.model_dump()))
+    named = "; ".join(f"expected {path} {old!r}, got {new!r}" for path, old, new in found[:NAMED_DIFFERENCES])
+    more = f" and {len(found) - NAMED_DIFFERENCES} more" if len(found) > NAMED_DIFFERENCES else ""
+    raise TableConflictError(f"{named}{more} (table {config.name!r}, which is there already)")
 
 
 def check_import(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..config_differences import differences
 from ..errors import CheckpointMismatchError
 from ..optimizers import state_columns
 from ..table_config import TableConfig
@@ -29,15 +30,5 @@ def check_layout(saved: TableConfig, present: TableConfig, where: str) -> None:
 
 def changed_settings(saved: TableConfig, present: TableConfig) -> Iterator[str]:
     """Lines naming each setting that differs: rows keep what they are, the new setting counts from now on."""
-    yield from (f"{saved.name}: {line}" for line in _differences("", saved.model_dump(), present.model_dump()))
-
-
-def _differences(path: str, old: object, new: object) -> Iterator[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in [*old, *(key for key in new if key not in old)]:
-            yield from _differences(f"{path}.{name}" if path else str(name), old.get(name), new.get(name))
-    elif isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)) and len(old) == len(new):
-        for index, (left, right) in enumerate(zip(old, new, strict=True)):
-            yield from _differences(f"{path}[{index}]", left, right)
-    elif old != new:
-        yield f"{path} {old} -> {new}"
+    for path, old, new in differences(saved.model_dump(), present.model_dump()):
+        yield f"{saved.name}: {path} {old} -> {new}"

@@ -30,5 +30,5 @@ def test_a_named_run_is_never_written_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [None, "mine"])
 def test_nothing_to_resume_is_said(tmp_path: Path, name: str | None) -> None:
-    with pytest.raises(UsageError, match="expected a run to resume, got none in"):
+    with pytest.raises(UsageError, match="expected a run, got none in"):
         last_run(tmp_path / "none", name)

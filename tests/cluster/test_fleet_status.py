@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from embershard.cluster.errors import ClusterNotRunningError
 from embershard.cluster.fleet_status import fleet_status
 from embershard.cluster.shard_fleet import FleetConfig, ShardFleet
 
@@ -44,6 +45,11 @@ def test_a_stopped_shard_is_listed_and_the_other_answers(fleet: ShardFleet) -> N
     finally:
         os.kill(pid, signal.SIGCONT)
     assert time.monotonic() - began < 15
-    assert [shard.state for shard in stopped] == ["answers", "starting"]
+    assert [shard.state for shard in stopped] == ["answers", "silent"]
     assert stopped[1].status is None
     assert stopped[1].cpu_share is None
+
+
+def test_a_folder_without_a_cluster_is_said_to_have_none(tmp_path: Path) -> None:
+    with pytest.raises(ClusterNotRunningError, match=f"expected a running cluster in {tmp_path}/none, got none"):
+        fleet_status(ShardFleet(tmp_path / "none"))

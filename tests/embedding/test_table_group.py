@@ -159,7 +159,7 @@ def test_ensure_table_is_idempotent_and_refuses_another_configuration(make_group
     group = make_group()
     group.ensure_table(table(dim=4))
     group.ensure_table(table(dim=4))
-    with pytest.raises(TableConflictError, match="blocks"):
+    with pytest.raises(TableConflictError, match=r"^expected blocks\[0\]\.dim 4, got 5 \(table 'user', which is there"):
         group.ensure_table(table(dim=5))
     assert len(group.tables()) == 1
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -48,6 +50,15 @@ def corrupt_parquet(job: Job) -> tuple[list[str], list[str]]:
     data[len(data) // 3 : len(data) // 3 + 4000] = bytes(4000)
     path.write_bytes(bytes(data))
     return [], ["clicks.parquet"]
+
+
+def parquet_page_against_its_checksum(job: Job) -> tuple[list[str], list[str]]:
+    path = job.folder / "clicks.parquet"
+    pq.write_table(clicks(), path, compression="none", use_dictionary=False, write_page_checksum=True)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1  # a bit of a number: it decodes, to another one
+    path.write_bytes(bytes(data))
+    return [], ["clicks.parquet", "CRC"]
 
 
 def truncated_parquet(job: Job) -> tuple[list[str], list[str]]:
@@ -174,6 +185,7 @@ def unknown_time_zone(job: Job) -> tuple[list[str], list[str]]:
         label_outside_zero_and_one,
         empty_file_list,
         corrupt_parquet,
+        parquet_page_against_its_checksum,
         truncated_parquet,
         unreadable_csv_cell,
     ],
@@ -188,6 +200,26 @@ def test_bad_input_is_one_clear_error_and_leaves_nothing(
     for part in expected:
         assert part in message
     assert sorted(job.folder.rglob("*")) == before
+
+
+@pytest.mark.process
+def test_shards_that_bad_input_stops_leave_nothing(
+    job: Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, make = [], tempfile.mkdtemp
+
+    def recorded(*words: Any, **options: Any) -> str:
+        made.append(make(*words, **options))
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", recorded)
+    words, expected = float_id_column(job)
+    before = sorted(job.folder.rglob("*"))
+    message = job.fail(capsys, "train", str(job.path), "--json", "store={kind: cluster, shards: 2}", *words)
+    assert all(part in message for part in expected)
+    assert sorted(job.folder.rglob("*")) == before
+    assert made
+    assert not any(Path(path).exists() for path in made)
 
 
 def test_dim_other_than_the_checkpoints_is_refused(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,7 +244,7 @@ def test_checkpoint_without_a_manifest_does_not_exist(job: Job, capsys: pytest.C
 def test_missing_files_are_named(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert "nothing.yaml" in job.fail(capsys, "train", str(job.folder / "nothing.yaml"))
     assert "no-such-run" in job.fail(capsys, "evaluate", str(job.folder / "no-such-run"))
-    assert "expected a run to resume" in job.fail(capsys, "train", str(job.path), "--resume")
+    assert "expected a run, got none in" in job.fail(capsys, "train", str(job.path), "--resume")
 
 
 def test_bad_cell_in_predict_leaves_no_file(job: Job, capsys: pytest.CaptureFixture[str]) -> None:

@@ -261,7 +261,7 @@ def test_batch_of_other_features_is_refused() -> None:
 def test_conflicting_table_is_refused_by_name() -> None:
     store = local_store()
     EmbeddingCollection(CLICK_FEATURES, store, dim=4)
-    with pytest.raises(TableConflictError, match=r"dim=4.* got .*dim=8.*user"):
+    with pytest.raises(TableConflictError, match=r"expected blocks\[0\]\.dim 4, got 8 \(table 'user', which"):
         EmbeddingCollection(CLICK_FEATURES, store, dim=8)
 
 
