@@ -13,6 +13,7 @@ from torch import nn
 from ..embedding.checkpoint import open_checkpoint
 from ..embedding.store import EmbeddingStore
 from ..feature_map import FeatureMap
+from ..models.device_transfer import choose_device
 from ..models.embedding_collection import EmbeddingCollection
 from ..models.model_factory import build_embeddings, build_model
 from ..models.trainer_state import load_dense_arrays
@@ -42,12 +43,11 @@ def assembled(config: RunConfig, features: FeatureMap, *, without: Collection[st
         torch.set_num_threads(config.train.threads)
     seed = config.train.seed
     model = build_model(config.model, features, seed)
+    device = choose_device(config.train.device)  # before shards are started for nothing
     with opened_store(config.store) as store:
         for table in {table.name for table in store.tables()}.intersection(without):
             store.drop_table(table)
-        embeddings = build_embeddings(
-            config.model, config.optimizer, features, store, seed=seed, device=config.train.device
-        )
+        embeddings = build_embeddings(config.model, config.optimizer, features, store, seed=seed, device=str(device))
         yield Assembly(config, features, store, model.to(embeddings.device), embeddings)
 
 

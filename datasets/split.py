@@ -62,7 +62,9 @@ class RandomPart:
 
 @dataclass(frozen=True, slots=True)
 class TimePart:
-    """One part of a split in time: rows of `column` before `cut` train, the rest evaluate; a null counts as before."""
+    """One part of a split in time: rows of `column` before `cut` train, the rest evaluate; a null counts as before.
+
+    A cut that is a number compares as one with text too: a CSV column that no feature declares is read as text."""
 
     part: Part
     column: ColumnSpec
@@ -83,6 +85,8 @@ class TimePart:
         """See `RecordStage`."""
         times = records.column(self.column.name)
         try:
+            if isinstance(self.cut, int | float) and (pat.is_string(times.type) or pat.is_large_string(times.type)):
+                times = times.cast(pa.int64() if isinstance(self.cut, int) else pa.float64())
             cut = self.cut if isinstance(self.cut, pa.Scalar) else pa.scalar(self.cut)
             is_late = pc.fill_null(pc.greater_equal(times, cut.cast(times.type)), False)
         except (pa.ArrowException, TypeError) as error:

@@ -194,4 +194,4 @@ class TrainConfig(_Config):
     embedding_l2: float = Field(default=0.0, ge=0)
     clip_norm: float | None = Field(default=None, gt=0)
     device: str = "auto"
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=1024)

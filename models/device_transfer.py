@@ -10,12 +10,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .errors import DeviceError
+
 
 def choose_device(device: str | torch.device) -> torch.device:
-    """The device itself; `auto` is CUDA where there is one, else CPU."""
-    if str(device) != "auto":
-        return torch.device(device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The device itself; `auto` is CUDA where there is one, else CPU. Raises: DeviceError for one that is not there."""
+    if str(device) == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+        torch.empty(1, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise DeviceError(
+            f"expected a device that torch has here (cpu, cuda:0, …), got {str(device)!r}: {reason}"
+        ) from None
+    return found
 
 
 class DeviceTransfer:

@@ -15,6 +15,10 @@ class ModelSpecError(ValueError):
     """A model cannot be built of its configuration and the features, or gives no logits; the message says why."""
 
 
+class DeviceError(ValueError):
+    """torch does not have the device that was asked for; the message names it and says why."""
+
+
 class TrainingDivergedError(ArithmeticError):
     """The loss is not finite; the message names the step, the epoch and what to lower."""
 

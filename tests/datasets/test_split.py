@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -113,6 +114,23 @@ def test_a_split_in_time_has_earlier_rows_in_training() -> None:
             log = ClickLog.from_table({"row": range(5), "time": times}, stages=[stage])
             both.append([row for batch in log.records(log.units(0)[0], [ROW], 5) for row in batch["row"].to_pylist()])
         assert both == [[row for row in range(5) if row not in evaluated], evaluated]
+
+
+@pytest.mark.parametrize("cut", [1000, 1000.5])
+def test_a_number_cuts_text_as_a_number(tmp_path: Path, cut: float) -> None:
+    path = tmp_path / "clicks.csv"
+    path.write_text("time,id\n900,0\n1100,1\n99,2\n10000,3\n,4\n")
+
+    def part(name: Any) -> list[int]:
+        log = ClickLog(path, stages=[TimePart(name, ColumnSpec("time"), cut)], run=0)
+        records = (batch for unit in log.units(0) for batch in log.records(unit, [ColumnSpec("id", pa.int64())], 10))
+        return [id for batch in records for id in batch.column("id").to_pylist()]
+
+    assert part("evaluate") == [1, 3]
+    assert part("train") == [0, 2, 4]
+    path.write_text("time,id\nsoon,0\n")
+    with pytest.raises(DataFileError, match=r"expected a time that compares with 1000.*column 'time'"):
+        part("train")
 
 
 def test_negative_sampling_keeps_every_click_and_weights_correct_for_what_is_left_out(folder: Path) -> None:

@@ -27,6 +27,18 @@ def value_out_of_range(job: Job) -> tuple[list[str], list[str]]:
     return ["train.epochs=0"], ["$.train.epochs: expected greater than or equal to 1, got 0"]
 
 
+def device_that_is_not_there(job: Job) -> tuple[list[str], list[str]]:
+    return ["train.device=cuda:99", "store.kind=cluster"], ["got 'cuda:99'"]
+
+
+def device_of_no_kind(job: Job) -> tuple[list[str], list[str]]:
+    return ["train.device=gpu"], ["expected a device", "got 'gpu'"]
+
+
+def more_threads_than_any_machine_has(job: Job) -> tuple[list[str], list[str]]:
+    return ["train.threads=100000"], ["$.train.threads: expected less than or equal to 1024, got 100000"]
+
+
 def missing_column(job: Job) -> tuple[list[str], list[str]]:
     return ["features.features.0.column=usr"], ["usr", "clicks.parquet", "user"]
 
@@ -180,6 +192,9 @@ def unknown_time_zone(job: Job) -> tuple[list[str], list[str]]:
         unknown_time_zone,
         unknown_config_key,
         value_out_of_range,
+        device_that_is_not_there,
+        device_of_no_kind,
+        more_threads_than_any_machine_has,
         missing_column,
         float_id_column,
         label_outside_zero_and_one,
