@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 from . import parameter_server_pb2 as pb
 from .errors import RequestTooLargeError, WireFormatError
@@ -21,8 +22,10 @@ def cut(data: bytes, method: str = "") -> Iterator[bytes]:
         yield write_chunk(pb.Chunk(), view[start : start + CHUNK_BYTES])
 
 
-def collect(chunks: Iterable[bytes], max_bytes: int) -> tuple[str, bytes]:
-    """Method and message of a whole row of chunks.
+def collect(
+    chunks: Iterable[bytes], max_bytes: int, others: Mapping[str, int] = MappingProxyType({})
+) -> tuple[str, bytes]:
+    """Method and message of a whole row of chunks. others: methods with a limit of their own.
 
     Raises: RequestTooLargeError as soon as the size is known; WireFormatError where it ends early or goes on."""
     method, total, pieces, received = "", -1, [], 0
@@ -30,10 +33,9 @@ def collect(chunks: Iterable[bytes], max_bytes: int) -> tuple[str, bytes]:
         small, piece = read_chunk(chunk)
         if total < 0:
             method, total = small.method, small.total_bytes
-            if total > max_bytes:
-                raise RequestTooLargeError(
-                    f"expected at most {max_bytes} bytes in one call, got {total}; split the batch"
-                )
+            most = others.get(method, max_bytes)
+            if total > most:
+                raise RequestTooLargeError(f"expected at most {most} bytes in one call, got {total}; split the batch")
         received += len(piece)
         if received > total:
             raise WireFormatError(f"expected {total} bytes in chunks, got {received} or more")

@@ -44,6 +44,8 @@ from .wire_values import storage_dtype
 _log = logging.getLogger(__name__)
 Method = Callable[[bytes], bytes]
 _NO_CHANGES = (1 << 32) - 1
+_LARGER = {"Restore": 1 << 31}
+"""A tablet that could be saved can be restored, whatever the limit of a batch is."""
 KEPT_BUFFERS, KEPT_WIDTHS = 4, 256
 
 
@@ -363,7 +365,7 @@ class ParameterServerService:
     def _chunked(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         name = "Chunked"
         try:
-            name, data = chunks.collect(stream, self._max_bytes)
+            name, data = chunks.collect(stream, self._max_bytes, _LARGER)
             method = self._methods.get(name)
             if method is None:
                 raise WireFormatError(f"expected a method of {SERVICE}, got {name[:64]!r}")

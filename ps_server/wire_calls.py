@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,14 @@ from ..embedding.store import PushToken
 from ..embedding.table_config import TableConfig
 from ..embedding.table_group import AppliedMemory, TableKeys, TableRows, TableStats, TabletSnapshot
 from . import parameter_server_pb2 as pb
-from .errors import WireFormatError
+from .errors import RequestTooLargeError, WireFormatError
 from .message_fields import M, Packed, join_message, read_array, split_message
 from .tablets import TabletMask
 from .wire import MAX_TABLES, decode_keys, decode_mask, decode_token, encode_counts, encode_mask, encode_token
 
 _KEYS, _WEIGHTS, _STATE, _TABLETS = 16, 17, 18, 20
+MAX_SNAPSHOT_BYTES = (1 << 31) - (1 << 20)
+"""Of the arrays in a tablet's snapshot: protobuf's own limit for a message, with room for what is not arrays."""
 F32 = np.dtype(np.float32)
 _WEIGHT_TYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -149,7 +151,13 @@ def decode_stats(data: bytes) -> dict[str, TableStats]:
 
 
 def encode_snapshot(snapshot: TabletSnapshot) -> pb.TabletSnapshot:
-    """One tablet as a message."""
+    """One tablet as a message. Raises: RequestTooLargeError where its arrays are more than a message may hold."""
+    size = sum(getattr(rows, field.name).nbytes for rows in snapshot.tables.values() for field in fields(rows))
+    if size > MAX_SNAPSHOT_BYTES:
+        raise RequestTooLargeError(
+            f"expected a tablet of at most {MAX_SNAPSHOT_BYTES} bytes in one message, got {size} (tablet "
+            f"{snapshot.tablet} of {1 << snapshot.tablet_bits}); make the cluster with more tablets (tablet_bits)"
+        )
     applied = snapshot.applied
     message = pb.TabletSnapshot(
         tablet=snapshot.tablet,
