@@ -1,7 +1,9 @@
-// The kernel sets: kernels_body.h compiled once per instruction set, and the choice between them.
+// The kernel sets: kernels_body.h and kernels_rows_body.h compiled once per instruction set, and the choice between them.
 //
 // Written out instead of target_clones so that a test can force each set, and so that clang builds the same sets.
 #include "kernels.h"
+
+#include "tablet.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -27,6 +29,7 @@ namespace {
 #define KERNEL_SET_NAME "baseline"
 #define KERNEL_SET_LEVEL 0
 #include "kernels_body.h"
+#include "kernels_rows_body.h"
 #undef KERNEL_SET_LEVEL
 #undef KERNEL_SET_NAME
 }  // namespace
@@ -44,6 +47,7 @@ namespace {
 #define KERNEL_SET_NAME "avx2"
 #define KERNEL_SET_LEVEL 1
 #include "kernels_body.h"
+#include "kernels_rows_body.h"
 #undef KERNEL_SET_LEVEL
 #undef KERNEL_SET_NAME
 }  // namespace
@@ -61,6 +65,7 @@ namespace {
 #define KERNEL_SET_NAME "avx512"
 #define KERNEL_SET_LEVEL 2
 #include "kernels_body.h"
+#include "kernels_rows_body.h"
 #undef KERNEL_SET_LEVEL
 #undef KERNEL_SET_NAME
 }  // namespace

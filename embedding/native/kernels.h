@@ -39,6 +39,15 @@ struct RowUpdate {
   float* state;
 };
 
+// Where the rows of one table are.
+struct RowSource {
+  const Part* parts;
+  const RowStore* store;
+  RowType type;
+  uint32_t dim;
+  int tablet_bits;
+};
+
 struct Kernels {
   const char* name;
 
@@ -54,12 +63,15 @@ struct Kernels {
                      float* scratch);
   // update_row on each of several float32 rows of one table; `applied` says which were not refused. Fetches what is ahead.
   void (*update_rows)(const BlockPlan* plans, size_t blocks, size_t rows, const RowUpdate* updates,
-                      const RowsAhead<true>& ahead, bool* applied, float* scratch);
+                      const RowsAhead& ahead, bool* applied, float* scratch);
   float (*sum_of_squares)(const float* x, uint32_t n);
 
   // Row of each of `count` keys in its bucket, kNoRow where it is not there. `passed` gets the numbers of those that may
-  // lie in a later bucket; how many is returned.
+  // lie in a later bucket, or whose bucket has no room for them; how many is returned.
   size_t (*find_rows)(const Bucket* const* buckets, const uint64_t* keys, size_t count, uint32_t* rows, uint8_t* passed);
+  // Rows of one table's keys, as float32. The rows of absent keys are not written: `absent` gets their numbers, ascending, and
+  // how many is returned.
+  size_t (*read_rows)(const RowSource& source, const uint64_t* keys, size_t count, float* out, uint32_t* absent);
 
   void (*widen)(RowType type, const uint16_t* row, uint32_t n, float* weights);
   // Nearest, ties to even; a finite value never becomes infinite.

@@ -349,26 +349,41 @@ bool update_row(const BlockPlan* plans, size_t blocks, float* __restrict weights
   return true;
 }
 
-// Whether all rows' gradients are within the limit. Lanes are folded once for all rows.
-inline bool accepts_all(const BlockPlan& plan, size_t rows, const RowUpdate* updates) {
-  const uint32_t d = plan.spec->dim;
+using Floats [[gnu::vector_size(64)]] = float;
+using Magnitudes [[gnu::vector_size(64)]] = int32_t;
+
+// Bits of the largest magnitude of all rows' gradients. Whole vectors are folded once for all rows; spelled as vectors, as
+// GCC takes the loop over the lanes apart into scalars.
+[[gnu::always_inline]] inline int32_t largest_of_rows(uint32_t d, const BlockPlan& plan, size_t rows, const RowUpdate* updates) {
   const float scale = plan.gradient_scale;
-  int32_t largest[16] = {};
+  Magnitudes lanes = {};
+  int32_t largest = 0;
   for (size_t row = 0; row < rows; ++row) {
     const float* __restrict g = updates[row].gradient + plan.spec->column;
     uint32_t c = 0;
     for (; c + 16 <= d; c += 16) {
-      for (uint32_t lane = 0; lane < 16; ++lane) largest[lane] = larger(largest[lane], g[c + lane] * scale);
+      Floats gradient;
+      __builtin_memcpy(&gradient, g + c, sizeof(gradient));
+      const Magnitudes magnitudes = reinterpret_cast<Magnitudes>(gradient * scale) & 0x7fffffff;
+      lanes = magnitudes > lanes ? magnitudes : lanes;
     }
-    for (uint32_t lane = 0; c + lane < d; ++lane) largest[lane] = larger(largest[lane], g[c + lane] * scale);
+    for (; c < d; ++c) largest = larger(largest, g[c] * scale);
   }
-  int32_t of_all = 0;
-  for (uint32_t lane = 0; lane < 16; ++lane) of_all = largest[lane] > of_all ? largest[lane] : of_all;
-  return of_all <= kLimitBits;
+  for (uint32_t lane = 0; lane < 16; ++lane) largest = lanes[lane] > largest ? lanes[lane] : largest;
+  return largest;
+}
+
+// Whether all rows' gradients are within the limit.
+inline bool accepts_all(const BlockPlan& plan, size_t rows, const RowUpdate* updates) {
+  const uint32_t d = plan.spec->dim;
+  const int32_t largest = d == 16  ? largest_of_rows(16, plan, rows, updates)
+                          : d == 1 ? largest_of_rows(1, plan, rows, updates)
+                                   : largest_of_rows(d, plan, rows, updates);
+  return largest <= kLimitBits;
 }
 
 [[gnu::always_inline]] inline void adagrad_rows(uint32_t d, const BlockPlan& plan, size_t rows, const RowUpdate* updates,
-                                                const RowsAhead<true>& ahead) {
+                                                const RowsAhead& ahead) {
   const BlockSpec& spec = *plan.spec;
   for (size_t row = 0; row < rows; ++row) {
     ahead.fetch(row);
@@ -377,7 +392,7 @@ inline bool accepts_all(const BlockPlan& plan, size_t rows, const RowUpdate* upd
   }
 }
 
-void update_rows(const BlockPlan* plans, size_t blocks, size_t rows, const RowUpdate* updates, const RowsAhead<true>& ahead,
+void update_rows(const BlockPlan* plans, size_t blocks, size_t rows, const RowUpdate* updates, const RowsAhead& ahead,
                  bool* applied, float* __restrict scratch) {
   bool all = true;
   for (size_t block = 0; block < blocks; ++block) all = all && accepts_all(plans[block], rows, updates);
@@ -393,7 +408,7 @@ void update_rows(const BlockPlan* plans, size_t blocks, size_t rows, const RowUp
   for (size_t block = 0; block < blocks; ++block) {
     const BlockPlan& plan = plans[block];
     const BlockSpec& spec = *plan.spec;
-    const RowsAhead<true> fetched = block + 1 == blocks ? ahead : RowsAhead<true>{};
+    const RowsAhead fetched = block + 1 == blocks ? ahead : RowsAhead{};
     const bool is_plain_adagrad = plan.plain && spec.optimizer == OptimizerKind::adagrad;
     if (is_plain_adagrad && spec.dim == 16) {
       adagrad_rows(16, plan, rows, updates, fetched);
@@ -409,104 +424,3 @@ void update_rows(const BlockPlan* plans, size_t blocks, size_t rows, const RowUp
   }
   ahead.fetch_from(rows);
 }
-
-// --- index ------------------------------------------------------------------------------------------------------------
-
-// As Bucket::slots_with, by vector compare where the set has one.
-[[gnu::always_inline]] inline uint32_t slots_with(const Bucket& bucket, uint64_t key) {
-#if KERNEL_SET_LEVEL == 2
-  return _mm512_cmpeq_epi64_mask(_mm512_load_si512(&bucket), _mm512_set1_epi64(static_cast<int64_t>(key)));
-#elif KERNEL_SET_LEVEL == 1
-  const __m256i first = _mm256_load_si256(reinterpret_cast<const __m256i*>(&bucket));
-  const __m256i same = _mm256_cmpeq_epi64(first, _mm256_set1_epi64x(static_cast<int64_t>(key)));
-  const auto hit = static_cast<uint32_t>(_mm256_movemask_pd(_mm256_castsi256_pd(same)));
-  return hit | static_cast<uint32_t>(bucket.keys[4] == key) << 4;
-#else
-  return bucket.slots_with(key);
-#endif
-}
-
-size_t find_rows(const Bucket* const* buckets, const uint64_t* keys, size_t count, uint32_t* __restrict rows,
-                 uint8_t* __restrict passed) {
-  size_t passed_count = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const Bucket& bucket = *buckets[i];
-    const uint32_t hit = slots_with(bucket, keys[i]) & ((1U << bucket.taken) - 1);
-    const uint32_t row = bucket.rows[__builtin_ctz(hit | 1U << (kBucketSlots - 1))];  // of some slot if there is no hit
-    rows[i] = hit != 0 ? row : kNoRow;
-    passed[passed_count] = static_cast<uint8_t>(i);
-    passed_count += (hit == 0) & bucket.is_passed;
-  }
-  return passed_count;
-}
-
-// --- row types --------------------------------------------------------------------------------------------------------
-
-constexpr uint32_t kBfloat16Largest = 0x7f7f, kFloat16Largest = 0x7bff;
-
-inline float float16_to_float32(uint16_t half) {
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000U) << 16;
-  const uint32_t magnitude = half & 0x7fffU;
-  const float subnormal = static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24F;
-  const uint32_t normal = (magnitude << 13) + (112U << 23);
-  const uint32_t special = (magnitude << 13) | 0x7f800000U;
-  uint32_t bits = magnitude < 0x0400U ? __builtin_bit_cast(uint32_t, subnormal) : normal;
-  bits = magnitude >= 0x7c00U ? special : bits;
-  return __builtin_bit_cast(float, bits | sign);
-}
-
-void widen(RowType type, const uint16_t* __restrict row, uint32_t n, float* __restrict weights) {
-  if (type == RowType::bfloat16) {
-    for (uint32_t c = 0; c < n; ++c) weights[c] = __builtin_bit_cast(float, static_cast<uint32_t>(row[c]) << 16);
-  } else {
-    for (uint32_t c = 0; c < n; ++c) weights[c] = float16_to_float32(row[c]);
-  }
-}
-
-// `random` in [0, 2^24) decides; the middle (2^23 with ties to even done by the caller) is not special here.
-inline uint16_t to_bfloat16(float x, uint32_t add) {
-  const uint32_t bits = __builtin_bit_cast(uint32_t, x);
-  const uint32_t magnitude = ((bits & 0x7fffffffU) + add) >> 16;
-  return static_cast<uint16_t>((bits >> 31 << 15) | (magnitude > kBfloat16Largest ? kBfloat16Largest : magnitude));
-}
-
-inline uint16_t to_float16(float x, uint32_t random24, bool nearest) {
-  const uint32_t bits = __builtin_bit_cast(uint32_t, x);
-  const uint32_t sign = bits >> 31 << 15;
-  const uint32_t absolute = bits & 0x7fffffffU;
-  uint32_t magnitude;
-  if (absolute >= (113U << 23)) {  // normal in float16: drop 13 bits
-    const uint32_t add = nearest ? 0x0fffU + (absolute >> 13 & 1U) : random24 >> 11;
-    magnitude = (absolute + add - (112U << 23)) >> 13;
-  } else {  // subnormal: units of 2^-24
-    const float units = __builtin_bit_cast(float, absolute) * 0x1p24F;
-    magnitude = static_cast<uint32_t>(static_cast<int32_t>(units));
-    const float rest = units - static_cast<float>(static_cast<int32_t>(magnitude));
-    const bool up = nearest ? (rest > 0.5F || (rest == 0.5F && (magnitude & 1U)))
-                            : static_cast<float>(static_cast<int32_t>(random24)) * 0x1p-24F < rest;
-    magnitude += up ? 1U : 0U;
-  }
-  return static_cast<uint16_t>(sign | (magnitude > kFloat16Largest ? kFloat16Largest : magnitude));
-}
-
-void narrow_nearest(RowType type, const float* __restrict weights, uint32_t n, uint16_t* __restrict row) {
-  if (type == RowType::bfloat16) {
-    for (uint32_t c = 0; c < n; ++c) {
-      const uint32_t bits = __builtin_bit_cast(uint32_t, weights[c]);
-      row[c] = to_bfloat16(weights[c], 0x7fffU + (bits >> 16 & 1U));
-    }
-  } else {
-    for (uint32_t c = 0; c < n; ++c) row[c] = to_float16(weights[c], 0, true);
-  }
-}
-
-void narrow_stochastic(RowType type, const float* __restrict weights, uint32_t n, uint64_t stream,
-                       uint16_t* __restrict row) {
-  for (uint32_t c = 0; c < n; ++c) {
-    const auto random24 = static_cast<uint32_t>(mixed(stream + (static_cast<uint64_t>(c) + 1) * kGolden) >> 40);
-    row[c] = type == RowType::bfloat16 ? to_bfloat16(weights[c], random24 >> 8) : to_float16(weights[c], random24, false);
-  }
-}
-
-constexpr Kernels kSet = {KERNEL_SET_NAME, draw_block,     start_state, accepts,        update_row,
-                          update_rows,     sum_of_squares, find_rows, widen,       narrow_nearest, narrow_stochastic};

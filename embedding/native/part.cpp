@@ -12,10 +12,15 @@ uint32_t Part::insert(uint64_t key, RowStore& store, Arena& arena) {
   uint32_t row = free_row_;
   if (row != kNoRow) {
     free_row_ = store.counters(row)->count;
-    if (free_row_ != kNoRow) store.prefetch_row(free_row_);  // where the next new row will be
   } else {
     if (run_next_ == run_end_) take_run(store);
     row = run_next_++;
+  }
+  // Where the next new row will be: stores to memory that is not at hand would fill the store buffer.
+  if (free_row_ != kNoRow) {
+    store.prefetch_row(free_row_);
+  } else if (run_next_ != run_end_) {
+    store.prefetch_row(run_next_);
   }
   put(buckets_, bucket_count_, key, row);
   ++rows_;

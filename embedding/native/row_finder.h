@@ -1,4 +1,4 @@
-// Finds the rows of a request's keys, block after block, so that the cache misses of several blocks overlap.
+// Finds the rows of a push's keys, block after block, so that the cache misses of several blocks overlap.
 //
 //   start    the bucket of each key          its line is prefetched
 //   find     the key in its bucket           the next bucket is prefetched if the key may have passed its own
@@ -36,8 +36,6 @@ struct KeyBlock {
   uint64_t moves;         // of the finder, when the buckets were found
 };
 
-// kUpdates: the caller changes the rows, so their counters and state are fetched too.
-template <bool kUpdates>
 class RowFinder {
  public:
   RowFinder(const Kernels& kernels, int tablet_bits) : kernels_(kernels), tablet_bits_(tablet_bits) {}
@@ -59,7 +57,7 @@ class RowFinder {
           blocks = turn;
         }
       }
-      RowsAhead<kUpdates> ahead;
+      RowsAhead ahead;
       if (turn >= 1 && turn - 1 < blocks) {
         KeyBlock& found = ring[(turn - 1) % 4];
         find(found);
@@ -98,7 +96,7 @@ class RowFinder {
     for (size_t i = 0; i < block.passed_count; ++i) {
       const size_t at = block.passed[i];
       block.rows[at] = part_of(block, at).find(block.keys[at]);
-      RowsAhead<kUpdates>{&block.table->store, block.rows + at, 1}.fetch(0);
+      RowsAhead{&block.table->store, block.rows + at, 1}.fetch(0);
     }
   }
 

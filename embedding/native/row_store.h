@@ -59,8 +59,7 @@ class RowStore {
     return reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(counters) + state_bytes_ - sizeof(uint32_t));
   }
 
-  // Fetches a row's weights to be read, or all of it to be changed.
-  [[gnu::always_inline]] void prefetch_weights(uint32_t row) const { prefetch_bytes<0>(weights(row), weight_bytes_); }
+  // Fetches a row to be changed.
   [[gnu::always_inline]] void prefetch_row(uint32_t row) const {
     prefetch_bytes<1>(weights(row), weight_bytes_);
     prefetch_bytes<1>(counters(row), state_bytes_);
@@ -88,22 +87,15 @@ class RowStore {
   std::vector<RowRun> free_[9];  // by log2 of the run's length
 };
 
-// Rows that will be wanted soon. Whoever works on rows now fetches one of these at each, so that the work hides the misses.
-// kUpdates: rows will be changed, so their counters and state are fetched too. A row of kNoRow is harmless.
-template <bool kUpdates>
+// Rows that will be changed soon. Whoever works on rows now fetches one of these at each, so that the work hides the misses.
+// A row of kNoRow is harmless.
 struct RowsAhead {
   const RowStore* store = nullptr;
   const uint32_t* rows = nullptr;
   size_t count = 0;
 
   [[gnu::always_inline]] void fetch(size_t i) const {
-    if (i >= count) return;
-    const uint32_t row = rows[i] == kNoRow ? 0 : rows[i];
-    if constexpr (kUpdates) {
-      store->prefetch_row(row);
-    } else {
-      store->prefetch_weights(row);
-    }
+    if (i < count) store->prefetch_row(rows[i] == kNoRow ? 0 : rows[i]);
   }
   [[gnu::always_inline]] void fetch_from(size_t i) const {
     for (; i < count; ++i) fetch(i);

@@ -29,6 +29,7 @@ struct TableGroup::Scratch {
   std::vector<float> row;
   std::vector<size_t> offsets;
   std::vector<uint8_t> touched;
+  std::vector<uint32_t> missing;
 };
 
 }  // namespace embershard

@@ -119,8 +119,6 @@ struct GivenRows {
   uint32_t now;
 };
 
-struct KeyBlock;
-
 class TableGroup {
  public:
   // `kernels`: name of the kernel set, or empty for the best one.
@@ -179,7 +177,6 @@ class TableGroup {
   void import_rows(Table& table, size_t tablet, const TableRowsView& view, TabletState state);
   void clear_tablet(size_t tablet);
   void lookup_range(const Request& request, AbsentRows absent, const size_t* offsets, size_t begin, size_t end, float* out);
-  void copy_rows(const KeyBlock& block, const RowsAhead<false>& ahead, AbsentRows absent, float* out) const;
   void absent_row(const Table& table, uint64_t key, AbsentRows absent, float* out) const;
   void trim_erased_of(Part& part, size_t tablet) {
     if (trim_erased(part)) tablets_[tablet].erased_since = tablets_[tablet].version;

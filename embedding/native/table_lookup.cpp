@@ -3,7 +3,6 @@
 #include <cstring>
 #include <functional>
 
-#include "row_finder.h"
 #include "scratch.h"
 
 namespace embershard {
@@ -11,65 +10,25 @@ namespace {
 
 constexpr size_t kLookupBlock = 16384;  // keys read under one set of locks
 
-// In steps of a constant size; a rest is copied from the end backwards, so that no width needs a call.
-template <size_t kStep>
-[[gnu::always_inline]] inline void copy_in_steps(char* out, const char* row, size_t bytes) {
-  size_t offset = 0;
-  for (; offset + kStep <= bytes; offset += kStep) __builtin_memcpy(out + offset, row + offset, kStep);
-  if (offset != bytes) __builtin_memcpy(out + bytes - kStep, row + bytes - kStep, kStep);
-}
-
-inline void copy_row(float* out, const char* row, size_t bytes) {
-  auto* target = reinterpret_cast<char*>(out);
-  if (bytes >= 64) {
-    copy_in_steps<64>(target, row, bytes);
-  } else if (bytes >= 16) {
-    copy_in_steps<16>(target, row, bytes);
-  } else {
-    copy_in_steps<4>(target, row, bytes);
-  }
-}
-
 }  // namespace
 
 void TableGroup::lookup_range(const Request& request, AbsentRows absent, const size_t* offsets, size_t begin, size_t end,
                               float* out) {
   const int64_t* splits = request.splits;
+  std::vector<uint32_t>& missing = scratch().missing;
   size_t t = static_cast<size_t>(std::upper_bound(splits, splits + request.table_count + 1, static_cast<int64_t>(begin)) - splits) - 1;
-  RowFinder<false> finder(kernels_, tablet_bits_);
-  finder.run(
-      [&](KeyBlock& block) {
-        if (begin == end) return false;
-        while (static_cast<int64_t>(begin) >= splits[t + 1]) ++t;
-        block.table = &table(request.tables[t]);
-        block.table_index = t;
-        block.first = begin;
-        block.count = std::min({KeyBlock::kSize, end - begin, static_cast<size_t>(splits[t + 1]) - begin});
-        block.keys = request.keys + begin;
-        begin += block.count;
-        return true;
-      },
-      [&](const KeyBlock& block, const RowsAhead<false>& ahead) {
-        const size_t in_table = block.first - static_cast<size_t>(splits[block.table_index]);
-        copy_rows(block, ahead, absent, out + offsets[block.table_index] + in_table * block.table->dim());
-      });
-}
-
-void TableGroup::copy_rows(const KeyBlock& block, const RowsAhead<false>& ahead, AbsentRows absent, float* out) const {
-  const Table& table = *block.table;
-  const size_t dim = table.dim(), bytes = table.store.weight_bytes();
-  for (size_t i = 0; i < block.count; ++i, out += dim) {
-    ahead.fetch(i);
-    const uint32_t row = block.rows[i];
-    if (row == kNoRow) {
-      absent_row(table, block.keys[i], absent, out);
-    } else if (table.is_float32()) {
-      copy_row(out, table.store.weights(row), bytes);
-    } else {
-      kernels_.widen(table.spec.row_type, reinterpret_cast<const uint16_t*>(table.store.weights(row)), table.dim(), out);
-    }
+  for (; begin < end; ++t) {
+    const size_t count = std::min(end, static_cast<size_t>(splits[t + 1])) - begin;
+    if (count == 0) continue;
+    const Table& table = this->table(request.tables[t]);
+    const uint64_t* keys = request.keys + begin;
+    float* rows = out + offsets[t] + (begin - static_cast<size_t>(splits[t])) * table.dim();
+    if (missing.size() < count) missing.resize(count);
+    const RowSource source = {table.parts.get(), &table.store, table.spec.row_type, table.dim(), tablet_bits_};
+    const size_t missing_count = kernels_.read_rows(source, keys, count, rows, missing.data());
+    for (size_t i = 0; i < missing_count; ++i) absent_row(table, keys[missing[i]], absent, rows + size_t{missing[i]} * table.dim());
+    begin += count;
   }
-  ahead.fetch_from(block.count);
 }
 
 void TableGroup::absent_row(const Table& table, uint64_t key, AbsentRows absent, float* out) const {

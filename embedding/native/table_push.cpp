@@ -10,14 +10,17 @@
 namespace embershard {
 namespace {
 
-constexpr size_t kPushBlock = 2048;  // keys updated under one set of locks, in whole tablets
+// Keys updated under one set of locks, in whole tablets: many, as the gradients of a group are read with gaps between them.
+constexpr size_t kLargestGroup = 8192, kSmallestGroup = 1024;
+constexpr size_t kGroupsPerThread = 8;  // so that threads end at about the same time
 
 }  // namespace
 
 void TableGroup::partition(const Request& request, const uint32_t* occurrences, const bool* mask, Partition& partition) const {
-  const size_t n = request.size();
+  const size_t n = request.size(), threads = pool_.threads();
+  const size_t wanted = threads == 1 ? kLargestGroup : std::clamp(n / (kGroupsPerThread * threads), kSmallestGroup, kLargestGroup);
   int bits = 0;
-  while (bits < tablet_bits_ && (n >> (bits + 1)) >= kPushBlock) ++bits;
+  while (bits < tablet_bits_ && (n >> (bits + 1)) >= wanted) ++bits;
   partition.group_bits = bits;
   partition.starts.assign((size_t{1} << bits) + 1, 0);
   uint32_t* starts = partition.starts.data();
@@ -108,7 +111,7 @@ class TableGroup::Push {
     next_ = begin;
     end_ = end;
     table_ = 0;
-    finder_.run([&](KeyBlock& block) { return next_block(block); }, [&](KeyBlock& block, const RowsAhead<true>& ahead) { update(block, ahead); });
+    finder_.run([&](KeyBlock& block) { return next_block(block); }, [&](KeyBlock& block, const RowsAhead& ahead) { update(block, ahead); });
   }
 
  private:
@@ -172,7 +175,7 @@ class TableGroup::Push {
     return true;
   }
 
-  void update(KeyBlock& block, const RowsAhead<true>& ahead) {
+  void update(KeyBlock& block, const RowsAhead& ahead) {
     Table& table = *block.table;
     TableUpdate& report = report_.tables[block.table_index];
     const std::vector<BlockPlan>& plan = plans_[block.table_index];
@@ -229,7 +232,7 @@ class TableGroup::Push {
   }
 
   TableGroup& group_;
-  RowFinder<true> finder_;
+  RowFinder finder_;
   const Request& request_;
   Partition& partition_;
   const float* gradients_;

@@ -63,6 +63,9 @@ def test_keys_that_crowd_a_bucket_are_found_erased_and_put_back(cluster: str) ->
         assert not any(read(group, keys[order[:done]]))
     push(group, keys)
     assert read(group, keys) == [-1.0] * len(keys)
+    push(group, keys)  # finds the rows that are there, and makes no others
+    assert group.stats()["user"].rows == len(keys)
+    assert read(group, keys) == [-2.0] * len(keys)
 
 
 def test_old_and_new_keys_of_a_push_into_growing_parts_are_each_updated_once() -> None:

@@ -90,6 +90,21 @@ MUTANTS = (
         "",
         CROWDED,
     ),
+    # --- reading rows ---
+    Mutant(
+        "lookup takes a key that passed its home for absent",
+        "embedding/native/kernels_rows_body.h",
+        "        row = &passed;\n",
+        "        row = nullptr;\n",
+        CROWDED,
+    ),
+    Mutant(
+        "rows after an absent key move up by one",
+        "embedding/native/kernels_rows_body.h",
+        "copy_row(reinterpret_cast<char*>(out + i * dim), row, bytes);",
+        "copy_row(reinterpret_cast<char*>(out + (i - absent_count) * dim), row, bytes);",
+        TWIN + "test_every_optimizer_initializer_and_row_type_gives_the_same_bits",
+    ),
     # --- row memory ---
     Mutant(
         "free list not cleared with the tablet",
