@@ -35,7 +35,7 @@ def section_feature_map(section: object, config: Path) -> FeatureMap:
         return FeatureMap.load(config.parent / section)
     if not isinstance(section, dict):
         raise UsageError(f"{config}: expected a feature map at $.features, got {section!r}")
-    return FeatureMap.from_dict(section, f"{config} ($.features)")
+    return FeatureMap.from_dict(section, f"{config} ($.features)", config.parent)
 
 
 def _of_checkpoint(path: Path) -> dict[str, object]:

@@ -11,6 +11,7 @@ from ..feature_map.config_file import read_yaml, validate
 from ..feature_map.errors import ConfigError, FeatureMapError
 from ..feature_map.feature_config import FeatureMapConfig
 from ..feature_map.feature_map import FeatureMap
+from ..feature_map.lookup_file import with_absolute_files
 from ..models.config import CustomModelConfig, DeepFMConfig, ModelConfig, OptimizerConfig, TrainConfig
 from ..models.errors import ModelSpecError
 from ..models.input_columns import check_inputs
@@ -49,11 +50,15 @@ class RunConfig(BaseModel):
 def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration in a run file with overrides laid over it.
 
+    Files of lookups are relative to the file that names them, the run file or the feature map's own.
     Raises: FileNotFoundError; ConfigError with one line a problem."""
     data = apply_overrides(read_yaml(path), overrides)
+    source = path
     if isinstance(data.get("features"), str):
-        data["features"] = read_yaml(path.parent / str(data["features"]))
+        source = path.parent / str(data["features"])
+        data["features"] = read_yaml(source)
     config = RunConfig.from_dict(data, str(path))
+    config = config.model_copy(update={"features": with_absolute_files(config.features, source.parent)})
     try:
         features = FeatureMap.of(config.features)
         check_inputs(config.model, features)

@@ -34,6 +34,17 @@ def with_entries(config: FeatureMapConfig, folder: Path) -> FeatureMapConfig:
     return config.model_copy(update={"features": tuple(features)})
 
 
+def with_absolute_files(config: FeatureMapConfig, folder: Path) -> FeatureMapConfig:
+    """`config` whose lookups find their files from any folder; paths are relative to `folder`."""
+    features = [
+        f.model_copy(update={"file": str((folder / f.file).absolute())})
+        if isinstance(f, Lookup) and f.file is not None
+        else f
+        for f in config.features
+    ]
+    return config.model_copy(update={"features": tuple(features)})
+
+
 def _read(feature: Lookup, path: Path, ids: list[Id]) -> tuple[tuple[int | str, ...], ...]:
     where = f"feature {feature.name!r}: file {str(path)!r}"
     types = dict(zip((*feature.keys, feature.result), (_TYPES[id] for id in (*ids, feature.id)), strict=True))

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from embershard.cli.feature_map_source import load_feature_map
 from embershard.cli.run_config import RunConfig, load_run_config
+from embershard.feature_map import FeatureMap
 from embershard.feature_map.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,3 +83,25 @@ def test_what_is_wrong_is_named_with_its_path(word: str, message: str, tmp_path:
 
 def test_ready_made_data_takes_no_form_of_its_own(tmp_path: Path) -> None:
     assert "expected no format beside kind frappe" in problem(tmp_path, "data.kind=frappe", "data.format=csv")
+
+
+@pytest.mark.parametrize("own_file", [True, False])
+def test_lookups_find_their_files_beside_the_file_that_names_them(
+    own_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "maps").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    shop = "{name: shop, kind: lookup, of: [user], file: shops.csv, keys: [user], result: shop}"
+    features = f"{{label: click, features: [{{name: user, kind: categorical}}, {shop}]}}"
+    folder = tmp_path / "maps" if own_file else tmp_path
+    (folder / "shops.csv").write_text("user,shop\n1,10\n")
+    (tmp_path / "maps" / "features.yaml").write_text(features)
+    (tmp_path / "run.yaml").write_text(
+        f"data: {{path: a.parquet}}\nfeatures: {'maps/features.yaml' if own_file else features}\nmodel: {{kind: lr}}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    config = load_run_config(Path("run.yaml"))
+    monkeypatch.chdir("elsewhere")
+    expected = FeatureMap.of(config.features).key("shop", 1)
+    assert load_feature_map(tmp_path / "run.yaml").key("shop", 1) == expected
+    assert RunConfig.from_dict(config.to_dict(), "again") == config
