@@ -464,7 +464,8 @@ class RemoteStore:
             self._read_tables(0, ())
         unknown = [table for table in keys.tables if table not in self._widths]
         if unknown:
-            raise UnknownTableError(f"expected one of tables {sorted(self._widths)}, got {unknown[0]!r}")
+            who = self._links.link(0).name
+            raise UnknownTableError(f"{who}: expected one of tables {sorted(self._widths)}, got {unknown[0]!r}")
         return RowLayout(keys, self._widths)
 
     def _everywhere(self, method: str, request: Callable[[pb.CallHeader], Message]) -> list[bytes]:

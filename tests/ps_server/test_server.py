@@ -15,6 +15,7 @@ import pytest
 from counters import BITS, COUNTER, keys_of, push_of, read
 from running_shards import make_spec, running_shards
 
+from embershard.embedding.errors import TableConflictError, UnknownTableError
 from embershard.embedding.native_table_group import NativeTableGroup
 from embershard.embedding.store import Pull, PushToken
 from embershard.embedding.table_group import TableKeys
@@ -130,6 +131,21 @@ def test_other_cluster_and_other_shard_at_the_address_are_refused_b54(folder):
         servers[0].service.tablet_map = swapped
         with pytest.raises(WrongPeerError, match="expected shard 0 of 'test', got shard 1"):
             connect(spec.shards[0], patience=HASTY)
+
+
+def test_unknown_table_and_another_configuration_are_refused_with_the_peer(folder):
+    spec = make_spec(folder, 2, BITS)
+    with running_shards(spec), connect(spec.shards[0]) as store:
+        store.ensure_tables([COUNTER])
+        peer = f"shard 0 at {spec.shards[0]} .*: "
+        with pytest.raises(UnknownTableError, match=peer + r"expected one of tables \['counter'\], got 'clicks'"):
+            store.exchange(push_of(range(10), table="clicks"), None)
+        with pytest.raises(UnknownTableError, match=peer + "expected one of tables"):
+            store.exchange(None, Pull(TableKeys.of("clicks", keys_of(range(3)))))
+        other = COUNTER.model_copy(update={"seed": 7})
+        with pytest.raises(TableConflictError, match=peer + r"expected seed 0, got 7 \(table 'counter'"):
+            store.ensure_tables([other])
+        assert store.tables() == (COUNTER,)
 
 
 def test_older_client_is_told_to_upgrade(folder):
