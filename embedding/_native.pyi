@@ -5,6 +5,9 @@ import numpy.typing as npt
 
 # --- batch helpers (batch_rows.py) ---
 
+def set_batch_threads(threads: int) -> None: ...
+def use_openmp(gomp_parallel: int) -> None: ...
+def batch_threads() -> int: ...
 def deduplicate(
     keys: npt.NDArray[np.uint64],
     starts: npt.NDArray[np.int64],

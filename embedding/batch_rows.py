@@ -1,7 +1,8 @@
 """Between a batch's keys and its rows: de-duplicate and count keys, pool rows to examples, sum gradients of equal keys.
 
-The kernels are native; `batch_rows_reference.py` defines them in NumPy, bit for bit. All sums run in one order: by
-example, then by field, then by value. Thread safety: every function is pure but for the buffers it is given.
+The kernels are native; `batch_rows_reference.py` defines them in NumPy, bit for bit. All sums run in one order, by
+example, then by field, then by value, whatever the number of threads. Thread safety: every function is pure but for the
+buffers it is given; one call at a time has the threads of `set_batch_threads`, others meanwhile work alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,26 @@ from . import _native
 from .table_group import TableKeys
 
 FloatArray = npt.NDArray[np.float32]
+
+
+def set_batch_threads(threads: int) -> None:
+    """Let pooling and the sums of gradients of large batches use this many threads of the process.
+
+    Until it is called: as many as there are CPUs for the process, at most 8. No bit of a result depends on it.
+    Raises: ValueError if less than 1.   Thread safety: any thread; calls at work keep the threads they have."""
+    _native.set_batch_threads(threads)
+
+
+def use_openmp(gomp_parallel: int) -> None:
+    """Run large batches on the threads of an OpenMP runtime that is loaded, by its `GOMP_parallel` at this address.
+
+    The number of threads stays that of `set_batch_threads`. Thread safety: any thread."""
+    _native.use_openmp(gomp_parallel)
+
+
+def batch_threads() -> int:
+    """Threads of `set_batch_threads`. Thread safety: any thread."""
+    return _native.batch_threads()
 
 
 class Pooling(IntEnum):

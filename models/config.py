@@ -178,7 +178,7 @@ class TrainConfig(_Config):
                     before an evaluation or a checkpoint of the same step.
     embedding_l2:   adds embedding_l2 · Σ‖e‖² / B to the loss, over the batch's pooled factors (or weights).
     clip_norm:      of all gradients of a step together, rows and dense.
-    threads:        of torch; None leaves torch's own choice.
+    threads:        of torch and of pooling; None leaves their own choice.
     """
 
     batch_size: int = Field(default=1024, ge=1)

@@ -17,6 +17,7 @@ from .embedding_output import EmbeddingOutput
 from .errors import StoreMismatchError
 from .kept_back import KeptBack
 from .keyed_jagged import KeyedJagged, ValueEncoder, feature_batch_of
+from .openmp_threads import pool_on_torch_threads
 from .pulled_rows import KeyedBatch, PulledRows
 from .row_layout import FeatureDefinition, RowLayout
 from .row_optimizer import RowOptimizer
@@ -117,6 +118,7 @@ class EmbeddingCollection(nn.Module):
         self.checkpoint: str | None = None
         self.counts = PushCounts()
         self._row_optimizer: RowOptimizer | None = None
+        pool_on_torch_threads(torch.get_num_threads())
         store.ensure_tables(self.layout.configs)
 
     @property

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ..datasets.click_log import ClickLog
+from ..embedding.batch_rows import set_batch_threads
 from .config import OptimizerConfig, TrainConfig
 from .embedding_collection import EmbeddingCollection
 from .embedding_output import EmbeddingOutput
@@ -59,6 +60,7 @@ class Trainer:
         Raises: TrainingDivergedError, TrainedBeforeError, ResumeMismatchError; whatever reading or the store raises."""
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
+            set_batch_threads(self.config.threads)
         run = TrainingRun(self, log, validation, observer or TrainObserver(), checkpoints, save_every)
         if resume is None:
             torch.manual_seed(self.config.seed)

@@ -3,12 +3,17 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "batch_threads.h"
 
 namespace embershard {
 
 namespace {
 
 constexpr int64_t kMaxDim = 4096;
+constexpr int64_t kPartsPerThread = 4;  // so that threads end at about the same time
 
 // Width known to the compiler (1, 8, 16, 32, 64) or at run time (0).
 template <int64_t N>
@@ -191,30 +196,91 @@ template <class W>
   }
 }
 
+int64_t values_of(const Fields& fields) {
+  int64_t values = 0;
+  for (int64_t f = 0; f < fields.count; ++f) values += fields.data[f].values;
+  return values;
+}
+
+// work(begin, end) on ranges that make up all examples.
+template <class Work>
+void share_examples(const Bags& bags, const Fields& fields, Work&& work) {
+  const int64_t parts = values_of(fields) < kThreadedValues ? 1 : kPartsPerThread * static_cast<int64_t>(batch_threads());
+  const int64_t size = (bags.examples + parts - 1) / parts;
+  for_each_part(static_cast<size_t>(parts), [&](size_t part) {
+    const int64_t begin = std::min(bags.examples, static_cast<int64_t>(part) * size);
+    work(begin, std::min(bags.examples, begin + size));
+  });
+}
+
+// work(fields) on sets of fields, no two of which have a row in common: each set keeps the order of its fields, so that a
+// row's gradients are summed in the same order as by one thread.
+template <class Work>
+void share_fields(const Fields& fields, Work&& work) {
+  const size_t threads = values_of(fields) < kThreadedValues ? 1 : batch_threads();
+  if (threads == 1) return work(fields);
+  struct Cluster {  // fields whose ranges of rows overlap
+    int32_t last_row = 0;
+    int64_t values = 0;
+    std::vector<int64_t> members;
+  };
+  std::vector<int64_t> by_row(static_cast<size_t>(fields.count));
+  std::iota(by_row.begin(), by_row.end(), 0);
+  std::erase_if(by_row, [&](int64_t f) { return fields.data[f].values == 0; });
+  std::sort(by_row.begin(), by_row.end(), [&](int64_t a, int64_t b) { return fields.data[a].first_row < fields.data[b].first_row; });
+  std::vector<Cluster> clusters;
+  for (int64_t f : by_row) {
+    const Field& field = fields.data[f];
+    if (clusters.empty() || field.first_row > clusters.back().last_row) clusters.emplace_back();
+    Cluster& cluster = clusters.back();
+    cluster.last_row = std::max(cluster.last_row, field.last_row);
+    cluster.values += field.values;
+    cluster.members.push_back(f);
+  }
+  std::sort(clusters.begin(), clusters.end(), [](const Cluster& a, const Cluster& b) { return a.values > b.values; });
+  std::vector<Cluster> sets(std::min(threads, clusters.size()));
+  for (const Cluster& cluster : clusters) {  // the largest first, each to the smallest set
+    Cluster& set = *std::min_element(sets.begin(), sets.end(), [](const Cluster& a, const Cluster& b) { return a.values < b.values; });
+    set.values += cluster.values;
+    set.members.insert(set.members.end(), cluster.members.begin(), cluster.members.end());
+  }
+  for_each_part(sets.size(), [&](size_t part) {
+    std::vector<int64_t>& members = sets[part].members;
+    std::sort(members.begin(), members.end());
+    std::vector<Field> own;
+    for (int64_t f : members) own.push_back(fields.data[f]);
+    work(Fields{own.data(), static_cast<int64_t>(own.size())});
+  });
+}
+
 }  // namespace
 
 void pool_rows(const float* rows, const RowBlock& block, const Bags& bags, const Fields& fields, float* out,
                int64_t out_stride) {
-  with_width(block.dim, [&](auto width) {
-    for (int64_t b = 0; b < bags.examples; ++b) {
-      prefetch_example(rows, block, bags, fields, b + kPrefetchExamples);
-      for (int64_t f = 0; f < fields.count; ++f) {
-        pool_field(rows, block, bags, fields.data[f], b, width, out + b * out_stride + fields.data[f].column);
+  share_examples(bags, fields, [&](int64_t begin, int64_t end) {
+    with_width(block.dim, [&](auto width) {
+      for (int64_t b = begin; b < end; ++b) {
+        prefetch_example(rows, block, bags, fields, b + kPrefetchExamples);
+        for (int64_t f = 0; f < fields.count; ++f) {
+          pool_field(rows, block, bags, fields.data[f], b, width, out + b * out_stride + fields.data[f].column);
+        }
       }
-    }
+    });
   });
 }
 
-void sum_row_gradients(const float* rows, const RowBlock& block, const Bags& bags, const Fields& fields,
+void sum_row_gradients(const float* rows, const RowBlock& block, const Bags& bags, const Fields& all_fields,
                        const float* gradient, int64_t gradient_stride, float* row_gradients) {
-  with_width(block.dim, [&](auto width) {
-    for (int64_t b = 0; b < bags.examples; ++b) {
-      prefetch_example(row_gradients, block, bags, fields, b + kPrefetchExamples);
-      for (int64_t f = 0; f < fields.count; ++f) {
-        spread_field(rows, block, bags, fields.data[f], b, width,
-                     gradient + b * gradient_stride + fields.data[f].column, row_gradients);
+  share_fields(all_fields, [&](const Fields& fields) {
+    with_width(block.dim, [&](auto width) {
+      for (int64_t b = 0; b < bags.examples; ++b) {
+        prefetch_example(row_gradients, block, bags, fields, b + kPrefetchExamples);
+        for (int64_t f = 0; f < fields.count; ++f) {
+          spread_field(rows, block, bags, fields.data[f], b, width,
+                       gradient + b * gradient_stride + fields.data[f].column, row_gradients);
+        }
       }
-    }
+    });
   });
 }
 
@@ -223,64 +289,68 @@ void pool_interaction(const float* rows, const RowBlock& factors, int64_t linear
   RowBlock linear = factors;
   linear.first_column = linear_column;
   linear.dim = 1;
-  with_width(factors.dim, [&](auto width) {
-    const int64_t dim = width();
-    typename decltype(width)::Vector sums, squares;
-    for (int64_t b = 0; b < bags.examples; ++b) {
-      prefetch_example(rows, factors, bags, fields, b + kPrefetchExamples);
-      std::fill_n(sums, dim, 0.0f);
-      std::fill_n(squares, dim, 0.0f);
-      float first_order = 0.0f;
-      for (int64_t f = 0; f < fields.count; ++f) {
-        const Field& field = fields.data[f];
-        float* pooled = out.fields + b * out.stride + field.column;
-        pool_field(rows, factors, bags, field, b, width, pooled);
-        for_each_column(width, [&](auto at) {
-          const auto e = at.load(pooled);
-          at.store(sums, at.load(sums) + e);
-          at.store(squares, at.load(squares) + e * e);
-        });
-        if (linear_column >= 0) {
-          float weight;
-          pool_field(rows, linear, bags, field, b, Width<1>{1}, &weight);
-          first_order += weight;
+  share_examples(bags, fields, [&](int64_t begin, int64_t end) {
+    with_width(factors.dim, [&](auto width) {
+      const int64_t dim = width();
+      typename decltype(width)::Vector sums, squares;
+      for (int64_t b = begin; b < end; ++b) {
+        prefetch_example(rows, factors, bags, fields, b + kPrefetchExamples);
+        std::fill_n(sums, dim, 0.0f);
+        std::fill_n(squares, dim, 0.0f);
+        float first_order = 0.0f;
+        for (int64_t f = 0; f < fields.count; ++f) {
+          const Field& field = fields.data[f];
+          float* pooled = out.fields + b * out.stride + field.column;
+          pool_field(rows, factors, bags, field, b, width, pooled);
+          for_each_column(width, [&](auto at) {
+            const auto e = at.load(pooled);
+            at.store(sums, at.load(sums) + e);
+            at.store(squares, at.load(squares) + e * e);
+          });
+          if (linear_column >= 0) {
+            float weight;
+            pool_field(rows, linear, bags, field, b, Width<1>{1}, &weight);
+            first_order += weight;
+          }
         }
+        float second_order = 0.0f;
+        for (int64_t d = 0; d < dim; ++d) second_order += sums[d] * sums[d] - squares[d];
+        std::copy_n(sums, dim, out.factor_sums + b * dim);
+        out.first_order[b] = first_order;
+        out.second_order[b] = 0.5f * second_order;
       }
-      float second_order = 0.0f;
-      for (int64_t d = 0; d < dim; ++d) second_order += sums[d] * sums[d] - squares[d];
-      std::copy_n(sums, dim, out.factor_sums + b * dim);
-      out.first_order[b] = first_order;
-      out.second_order[b] = 0.5f * second_order;
-    }
+    });
   });
 }
 
 void sum_interaction_gradients(const float* rows, const RowBlock& factors, int64_t linear_column, const Bags& bags,
-                               const Fields& fields, const InteractionForward& forward,
+                               const Fields& all_fields, const InteractionForward& forward,
                                const InteractionGradient& gradient, float* row_gradients) {
   RowBlock linear = factors;
   linear.first_column = linear_column;
   linear.dim = 1;
-  with_width(factors.dim, [&](auto width) {
-    typename decltype(width)::Vector sums, own;
-    for (int64_t b = 0; b < bags.examples; ++b) {
-      prefetch_example(row_gradients, factors, bags, fields, b + kPrefetchExamples);
-      std::copy_n(forward.factor_sums + b * width(), width(), sums);
-      const float second_order = gradient.second_order ? gradient.second_order[b] : 0.0f;
-      for (int64_t f = 0; f < fields.count; ++f) {
-        const Field& field = fields.data[f];
-        const float* e = forward.fields + b * forward.stride + field.column;
-        for_each_column(width, [&](auto at) { at.store(own, second_order * (at.load(sums) - at.load(e))); });
-        if (gradient.fields) {
-          const float* from = gradient.fields + b * gradient.stride + field.column;
-          for_each_column(width, [&](auto at) { at.store(own, at.load(from) + at.load(own)); });
-        }
-        spread_field(rows, factors, bags, field, b, width, own, row_gradients);
-        if (linear_column >= 0 && gradient.first_order) {
-          spread_field(rows, linear, bags, field, b, Width<1>{1}, gradient.first_order + b, row_gradients);
+  share_fields(all_fields, [&](const Fields& fields) {
+    with_width(factors.dim, [&](auto width) {
+      typename decltype(width)::Vector sums, own;
+      for (int64_t b = 0; b < bags.examples; ++b) {
+        prefetch_example(row_gradients, factors, bags, fields, b + kPrefetchExamples);
+        std::copy_n(forward.factor_sums + b * width(), width(), sums);
+        const float second_order = gradient.second_order ? gradient.second_order[b] : 0.0f;
+        for (int64_t f = 0; f < fields.count; ++f) {
+          const Field& field = fields.data[f];
+          const float* e = forward.fields + b * forward.stride + field.column;
+          for_each_column(width, [&](auto at) { at.store(own, second_order * (at.load(sums) - at.load(e))); });
+          if (gradient.fields) {
+            const float* from = gradient.fields + b * gradient.stride + field.column;
+            for_each_column(width, [&](auto at) { at.store(own, at.load(from) + at.load(own)); });
+          }
+          spread_field(rows, factors, bags, field, b, width, own, row_gradients);
+          if (linear_column >= 0 && gradient.first_order) {
+            spread_field(rows, linear, bags, field, b, Width<1>{1}, gradient.first_order + b, row_gradients);
+          }
         }
       }
-    }
+    });
   });
 }
 

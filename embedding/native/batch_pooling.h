@@ -1,5 +1,6 @@
 // Rows of unique keys to examples and back: pooling of bags, and the sum of gradients of equal keys.
-// The NumPy twins are in embedding/batch_rows.py. All sums run in a fixed order: by example, then field, then value.
+// The NumPy twins are in embedding/batch_rows.py. All sums run in a fixed order: by example, then field, then value,
+// whatever the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,10 @@ struct Field {
   int64_t feature;
   int64_t column;
   Pooling pooling;
-  bool scalar;  // every bag holds exactly one value
+  bool scalar;        // every bag holds exactly one value
+  int32_t first_row;  // of all its values, if it has any
+  int32_t last_row;
+  int64_t values;
 };
 
 // Columns [first_column, first_column + dim) of rows (n, width); row r of the batch is row r - row_start here.

@@ -12,6 +12,7 @@
 
 #include "batch_deduplicate.h"
 #include "batch_pooling.h"
+#include "batch_threads.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -37,6 +38,11 @@ void expect(const char* what, int64_t expected, int64_t got) {
 
 void expect_at_least(const char* what, int64_t least, int64_t got) {
   if (got < least) refuse(std::string(what) + " at least", least, got);
+}
+
+void set_threads(int64_t threads) {
+  expect_at_least("threads", 1, threads);
+  set_batch_threads(static_cast<size_t>(threads));
 }
 
 int64_t deduplicate_keys(const Vector<const uint64_t>& keys, const Vector<const int64_t>& starts,
@@ -111,7 +117,7 @@ CheckedBags check_bags(const Vector<const int32_t>& inverse, const Vector<const 
   CheckedBags checked{{inverse.data(), offsets.data(), weights ? weights->data() : nullptr, examples}, {}};
   for (size_t k = 0; k < fields.shape(0); ++k) {
     const int64_t* f = fields.data() + 4 * k;
-    const Field field{f[0], f[1], static_cast<Pooling>(f[2]), f[3] != 0};
+    Field field{f[0], f[1], static_cast<Pooling>(f[2]), f[3] != 0, 0, 0, 0};
     expect_at_least("feature number", 0, field.feature);
     expect_at_least("number of bags", (field.feature + 1) * examples, bag_count);
     expect_at_least("column", 0, field.column);
@@ -135,6 +141,9 @@ CheckedBags check_bags(const Vector<const int32_t>& inverse, const Vector<const 
     if (start < stop) {
       expect_at_least("row number", block.row_start, low);
       expect_at_least("number of rows", high + 1 - block.row_start, row_count);
+      field.first_row = low;
+      field.last_row = high;
+      field.values = stop - start;
     }
     checked.fields.push_back(field);
   }
@@ -235,6 +244,9 @@ void sum_gradients_with_interaction(
 }  // namespace
 
 void bind_batch(nb::module_& m) {
+  m.def("set_batch_threads", &set_threads, "threads"_a);
+  m.def("use_openmp", [](uintptr_t parallel) { use_openmp(reinterpret_cast<GompParallel>(parallel)); }, "gomp_parallel"_a);
+  m.def("batch_threads", &batch_threads);
   m.def("deduplicate", &deduplicate_keys, "keys"_a.noconvert(), "starts"_a.noconvert(), "table_of"_a.noconvert(),
         "unique"_a.noconvert(), "inverse"_a.noconvert(), "occurrences"_a.noconvert(), "splits"_a.noconvert());
   m.def("count_clicks", &count_clicked_keys, "inverse"_a.noconvert(), "offsets"_a.noconvert(), "features"_a.noconvert(),

@@ -119,31 +119,6 @@ int64_t TableGroup::assign_rows(Table& used, const GivenRows& given, const bool*
   return done;
 }
 
-int64_t TableGroup::erase(const Request& request, const bool* mask) {
-  std::shared_lock structure(structure_);
-  require(request.tables, request.table_count);
-  check_unique(request);
-  int64_t done = 0;
-  std::vector<std::pair<uint64_t, size_t>> sorted;  // (key, table), so tablet after tablet
-  for (size_t t = 0; t < request.table_count; ++t) {
-    for (int64_t i = request.splits[t]; i < request.splits[t + 1]; ++i) {
-      if (mask == nullptr || mask[tablet_of(request.keys[i])]) sorted.emplace_back(request.keys[i], t);
-    }
-  }
-  std::sort(sorted.begin(), sorted.end());
-  for (size_t i = 0; i < sorted.size();) {
-    const size_t tablet = tablet_of(sorted[i].first);
-    LockedTablets lock(tablets_.get(), false);
-    lock.add(tablet);
-    for (; i < sorted.size() && tablet_of(sorted[i].first) == tablet; ++i) {
-      Table& used = table(request.tables[sorted[i].second]);
-      done += remove_row(used, used.parts[tablet], sorted[i].first, tablets_[tablet].version);
-    }
-    for (size_t t = 0; t < request.table_count; ++t) trim_erased_of(table(request.tables[t]).parts[tablet], tablet);
-  }
-  return done;
-}
-
 std::vector<std::vector<uint64_t>> TableGroup::expire(const std::vector<int32_t>& ids, uint32_t now, uint64_t max_rows,
                                                       bool removes, ExpiryCursor& cursor) {
   std::shared_lock structure(structure_);

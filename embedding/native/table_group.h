@@ -173,6 +173,8 @@ class TableGroup {
   void partition(const Request& request, const uint32_t* occurrences, const bool* mask, Partition& partition) const;
   void check_unique(const Request& request, const Partition& partition) const;
   void check_unique(const Request& request) const;
+  // Erases the keys of one group of tablets, whose locks are held alone.
+  int64_t erase_group(const Request& request, const Partition& parted, size_t group);
   int64_t assign_rows(Table& table, const GivenRows& given, const bool* mask);
   void import_rows(Table& table, size_t tablet, const TableRowsView& view, TabletState state);
   void clear_tablet(size_t tablet);

@@ -26,7 +26,6 @@ void ThreadPool::run(const std::function<void(size_t)>& work) {
   {
     std::lock_guard guard(mutex_);
     work_ = &work;
-    running_ = workers_.size();
     failure_ = nullptr;
     ++generation_;
   }
@@ -38,8 +37,8 @@ void ThreadPool::run(const std::function<void(size_t)>& work) {
     failure = std::current_exception();
   }
   std::unique_lock lock(mutex_);
+  work_ = nullptr;  // a thread that wakes up late finds nothing to do, and is not waited for
   done_.wait(lock, [this] { return running_ == 0; });
-  work_ = nullptr;
   if (failure == nullptr) failure = failure_;
   lock.unlock();
   if (failure != nullptr) std::rethrow_exception(failure);
@@ -53,6 +52,8 @@ void ThreadPool::loop(size_t index) {
     if (stopping_) return;
     seen = generation_;
     const auto* work = work_;
+    if (work == nullptr) continue;
+    ++running_;
     lock.unlock();
     std::exception_ptr failure;
     try {

@@ -19,8 +19,9 @@ class ThreadPool {
 
   size_t threads() const { return workers_.size() + 1; }
 
-  // Runs work(0) on the calling thread and work(1) … on the pool's, if they are free, and waits for all.
-  // The work shares itself out (an atomic cursor), so it is right for any number that really runs. Rethrows the first exception.
+  // Runs work(0) on the calling thread and work(1) … on the pool's, if they are free, and waits for those that began before
+  // work(0) ended. The work shares itself out (an atomic cursor), so it is right for any number that really runs. Rethrows the
+  // first exception.
   void run(const std::function<void(size_t)>& work);
 
  private:
@@ -31,7 +32,7 @@ class ThreadPool {
   std::condition_variable wake_, done_;
   const std::function<void(size_t)>* work_ = nullptr;
   size_t generation_ = 0;
-  size_t running_ = 0;
+  size_t running_ = 0;  // threads of the pool inside the work
   std::exception_ptr failure_;
   bool stopping_ = false;
   std::vector<std::thread> workers_;

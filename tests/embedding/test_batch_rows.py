@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -277,6 +281,109 @@ def test_kernels_refuse_another_dtype_instead_of_copying() -> None:
         native.pool_rows(np.zeros((1, 1)), RowColumns(0, 1), bags, np.zeros((1, 1), np.float32))
     with pytest.raises(TypeError):
         native.deduplicate(np.zeros(1, np.int64), np.array([0, 1]), np.zeros(1, np.int32), ("t",))
+
+
+@pytest.fixture
+def batch_threads() -> Iterator[None]:
+    before = native.batch_threads()
+    yield
+    native.set_batch_threads(before)
+
+
+def large_batch(weighted: bool) -> tuple[np.ndarray, RowColumns, Bags]:
+    """Rows with a linear column before the factors; features 0 and 3 share a table, feature 2 is a list, 4 is empty."""
+    rng = np.random.default_rng(3)
+    examples, tables = 8_000, [(0, 40), (40, 2_040), (2_040, 2_050), (0, 40), (2_050, 2_051)]
+    lengths = [np.full(examples, 1), np.full(examples, 1), rng.integers(0, 4, examples), np.full(examples, 1)]
+    lengths.append(np.zeros(examples, np.int64))
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
+    inverse = np.concatenate([rng.integers(*table, n.sum()) for table, n in zip(tables, lengths, strict=True)])
+    weights = rng.random(len(inverse)).astype(np.float32) if weighted else None
+    pooling = [Pooling.SUM, Pooling.MEAN, Pooling.MAX, Pooling.SUM, Pooling.SQRTN]
+    fields = pooled_fields(range(5), [16 * f for f in range(5)], pooling, [True, True, False, True, False])
+    rows = rng.standard_normal((2_051, 17)).astype(np.float32)
+    return rows, RowColumns(1, 16), Bags(inverse.astype(np.int32), offsets, weights, fields)
+
+
+def pooled_and_summed(rows: np.ndarray, block: RowColumns, bags: Bags) -> list[np.ndarray]:
+    rng = np.random.default_rng(4)
+    pooled = native.pool_rows(rows, block, bags, np.empty((8_000, 80), np.float32))
+    summed = native.sum_row_gradients(rows, block, bags, pooled, np.ones_like(rows))
+    forward = native.pool_interaction(rows, block, 0, bags, np.empty((8_000, 80), np.float32))
+    per_example = [rng.standard_normal(8_000).astype(np.float32) for _ in range(2)]
+    gradient = InteractionGradient(_wide(rng, 8_000, 80), *per_example)
+    out = native.sum_interaction_gradients(
+        rows, block, 0, bags, forward=forward, gradient=gradient, out=np.ones_like(rows)
+    )
+    return [pooled, summed, forward.first_order, forward.second_order, forward.factor_sums, out]
+
+
+@pytest.mark.usefixtures("batch_threads")
+@pytest.mark.parametrize("weighted", [False, True])
+def test_no_bit_of_a_large_batch_depends_on_the_number_of_threads(weighted: bool) -> None:
+    batch = large_batch(weighted)
+    native.set_batch_threads(1)
+    want = pooled_and_summed(*batch)
+    for threads in (2, 3, 7):
+        native.set_batch_threads(threads)
+        for _ in range(5):
+            for got, expected in zip(pooled_and_summed(*batch), want, strict=True):
+                np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.usefixtures("batch_threads")
+def test_large_batches_from_many_threads_at_once_are_the_same() -> None:
+    batch = large_batch(weighted=True)
+    native.set_batch_threads(1)
+    want = pooled_and_summed(*batch)
+    native.set_batch_threads(3)
+    wrong: list[int] = []
+
+    def work() -> None:
+        for turn in range(5):
+            got = pooled_and_summed(*batch)
+            if not all(np.array_equal(a, b) for a, b in zip(got, want, strict=True)):
+                wrong.append(turn)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    native.set_batch_threads(2)  # while they are at work
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+FORKED = """
+import os, signal, sys
+import numpy as np
+from embershard.embedding import batch_rows as native
+rows = np.ones((10, 4), np.float32)
+fields = native.pooled_fields([0, 1, 2], [0, 4, 8], [native.Pooling.SUM] * 3, [True] * 3)
+bags = native.Bags(np.zeros(30_000, np.int32), np.arange(30_001), None, fields)
+def pool(): return native.pool_rows(rows, native.RowColumns(0, 4), bags, np.empty((10_000, 12), np.float32)).sum()
+native.set_batch_threads(3)
+pool()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    same = pool() == 120_000
+    native.set_batch_threads(2)
+    sys.exit(0 if same and pool() == 120_000 else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_forked_child_pools_although_its_parents_threads_are_not_there() -> None:
+    assert subprocess.run([sys.executable, "-c", FORKED], timeout=60, check=False).returncode == 0
+
+
+def test_threads_below_one_are_refused() -> None:
+    before = native.batch_threads()
+    with pytest.raises(ValueError, match="expected threads at least 1, got 0"):
+        native.set_batch_threads(0)
+    assert native.batch_threads() == before
 
 
 def test_deduplicate_from_many_threads_at_once_is_the_same() -> None:

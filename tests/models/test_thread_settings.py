@@ -1,4 +1,4 @@
-"""Threads that work beside the step: lower priority for readers, a limit on OpenMP's spinning."""
+"""Threads that work beside the step: lower priority for readers, a limit on OpenMP's spinning, pooling there."""
 
 from __future__ import annotations
 
@@ -50,3 +50,48 @@ def test_spin_is_limited_before_torch_is_loaded_and_never_against_the_user(
         [sys.executable, "-c", program], env={**kept, **environment}, capture_output=True, text=True, check=True
     )
     assert answer.stdout.strip() == want
+
+
+ON_TORCH_THREADS = """
+import os, signal, sys, threading
+import numpy as np
+import torch
+from embershard.embedding import batch_rows as native
+from embershard.models.openmp_threads import pool_on_torch_threads
+
+rows = np.random.default_rng(0).standard_normal((90, 4)).astype(np.float32)
+inverse = np.arange(30_000, dtype=np.int32) // 10_000 * 30 + np.arange(30_000, dtype=np.int32) % 30
+fields = native.pooled_fields([0, 1, 2], [0, 4, 8], [native.Pooling.SUM] * 3, [True] * 3)
+bags = native.Bags(inverse, np.arange(30_001), None, fields)
+block = native.RowColumns(0, 4)
+
+def both():
+    pooled = native.pool_rows(rows, block, bags, np.empty((10_000, 12), np.float32))
+    return pooled.tobytes(), native.sum_row_gradients(rows, block, bags, pooled, np.zeros_like(rows)).tobytes()
+
+native.set_batch_threads(1)
+want = both()
+found = pool_on_torch_threads(3)
+same = all(both() == want for _ in range(20))
+answers = []
+threads = [threading.Thread(target=lambda: answers.append(both() == want)) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    os._exit(0 if both() == want else 1)
+print(found, same, answers == [True] * 4, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch comes with libgomp on Linux only")
+def test_pooling_on_torchs_openmp_threads_changes_no_bit_and_survives_a_fork() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ON_TORCH_THREADS],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert answer.stdout.split() == ["True", "True", "True", "0"]
