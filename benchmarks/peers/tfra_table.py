@@ -5,7 +5,8 @@ tensorflow-recommenders-addons==0.8.1), so this file plays both parts and takes 
 
     python benchmarks/peers/tfra_table.py --python /path/to/that/environment/bin/python
 
-TFRA's update is an upsert of ready values, ours is an Adagrad step; both on the same keys.
+TFRA's update is an upsert of ready values, which writes a row's weights. Ours is measured twice on the same keys: an
+Adagrad step, which reads and writes weights and accumulators, and an SGD step, which changes the weights alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -40,25 +43,36 @@ def draw_keys() -> tuple[np.ndarray, list[np.ndarray]]:
 
 
 def measure_ours() -> dict[str, float]:
-    """Rates of lookup and Adagrad update of our native table."""
+    """Rates of lookup, Adagrad update and SGD update of our native table."""
     import embershard as es
     from embershard.embedding import TableKeys, UpdateStep
     from embershard.embedding.native_table_group import NativeTableGroup
 
     every, calls = draw_keys()
-    group = NativeTableGroup(8, 1)
-    group.ensure_table(es.TableConfig(name="t", blocks=(es.ColumnBlock(dim=DIM),)))
     gradients = np.full(KEYS * DIM, 0.01, np.float32)
     once = np.ones(KEYS, np.uint32)
-    for first in range(0, ROWS, KEYS):
-        keys = TableKeys.of("t", every[first : first + KEYS].view(np.uint64))
-        group.apply_gradients(keys, gradients, once, UpdateStep())
     requests = [TableKeys.of("t", keys.view(np.uint64)) for keys in calls]
     out = np.empty(KEYS * DIM, np.float32)
-    return {
-        "lookup": rate(lambda index: group.lookup(requests[index], "initial", out)),
-        "update": rate(lambda index: group.apply_gradients(requests[index], gradients, once, UpdateStep())),
-    }
+    rates: dict[str, float] = {}
+    for verb, optimizer in (("update", es.Adagrad()), ("sgd_update", es.Sgd())):
+        group = NativeTableGroup(8, 1)
+        group.ensure_table(es.TableConfig(name="t", blocks=(es.ColumnBlock(dim=DIM, optimizer=optimizer),)))
+        for first in range(0, ROWS, KEYS):
+            keys = TableKeys.of("t", every[first : first + KEYS].view(np.uint64))
+            group.apply_gradients(keys, gradients, once, UpdateStep())
+        rates.setdefault("lookup", rate(partial(_lookup, group, requests, out)))
+        rates[verb] = rate(partial(_update, group, requests, gradients, once))
+    return rates
+
+
+def _lookup(group: Any, requests: list[Any], out: np.ndarray, index: int) -> None:
+    group.lookup(requests[index], "initial", out)
+
+
+def _update(group: Any, requests: list[Any], gradients: np.ndarray, once: np.ndarray, index: int) -> None:
+    from embershard.embedding import UpdateStep
+
+    group.apply_gradients(requests[index], gradients, once, UpdateStep())
 
 
 def measure_torch() -> dict[str, float]:
@@ -141,7 +155,7 @@ def main() -> None:
     def median(part: str, verb: str) -> float:
         return float(np.median([one[part][verb] for one in rounds]))
 
-    lookup, update = median("ours", "lookup"), median("ours", "update")
+    lookup, update, sgd = (median("ours", verb) for verb in ("lookup", "update", "sgd_update"))
     together = 1 / (1 / lookup + 1 / update)
     report = {
         "rows": ROWS,
@@ -149,6 +163,7 @@ def main() -> None:
         "keys_per_call": KEYS,
         "lookup": {"ours": lookup, "tfra": median("tfra", "lookup"), "ratio": lookup / median("tfra", "lookup")},
         "update": {"ours": update, "tfra": median("tfra", "update"), "ratio": update / median("tfra", "update")},
+        "sgd_update": {"ours": sgd, "tfra": median("tfra", "update"), "ratio": sgd / median("tfra", "update")},
         "lookup_and_update": {
             "ours": together,
             "torch_embedding_bag_adagrad": median("torch", "lookup_and_update"),
