@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <shared_mutex>
 #include <string>
@@ -171,6 +172,8 @@ class TableGroup {
   // Throws std::invalid_argument if one of the tables has been dropped.
   void require(const int32_t* tables, size_t count) const;
   void partition(const Request& request, const uint32_t* occurrences, const bool* mask, Partition& partition) const;
+  // The thread's partition, of a request whose keys differ. Throws DuplicateKey.
+  Partition& partition_unique(const Request& request, const uint32_t* occurrences, const bool* mask) const;
   void check_unique(const Request& request, const Partition& partition) const;
   void check_unique(const Request& request) const;
   // Erases the keys of one group of tablets, whose locks are held alone.
@@ -180,6 +183,8 @@ class TableGroup {
   void clear_tablet(size_t tablet);
   void lookup_range(const Request& request, AbsentRows absent, const size_t* offsets, size_t begin, size_t end, float* out);
   void absent_row(const Table& table, uint64_t key, AbsentRows absent, float* out) const;
+  // Runs the work of so many keys on the table threads, or on the calling thread alone.
+  void share_out(size_t keys, const std::function<void(size_t)>& work) { keys < kThreadedKeys ? work(0) : pool_.run(work); }
   void trim_erased_of(Part& part, size_t tablet) {
     if (trim_erased(part)) tablets_[tablet].erased_since = tablets_[tablet].version;
   }

@@ -78,11 +78,7 @@ void TableGroup::lookup(const Request& request, AbsentRows absent, float* out) {
       lookup_range(request, absent, offsets, begin, end, out);
     }
   };
-  if (n < kThreadedKeys) {
-    work(0);
-  } else {
-    pool_.run(work);
-  }
+  share_out(n, work);
 }
 
 }  // namespace embershard

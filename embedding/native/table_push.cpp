@@ -71,6 +71,17 @@ void TableGroup::check_unique(const Request& request, const Partition& partition
   }
 }
 
+TableGroup::Partition& TableGroup::partition_unique(const Request& request, const uint32_t* occurrences, const bool* mask) const {
+  Partition& parted = scratch().partition;
+  partition(request, occurrences, mask, parted);
+  if (mask == nullptr) {
+    check_unique(request, parted);
+  } else {
+    check_unique(request);
+  }
+  return parted;
+}
+
 // Updates the keys of a range of tablets, whose locks are held alone.
 class TableGroup::Push {
  public:
@@ -253,13 +264,7 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const float* gr
   std::shared_lock structure(structure_);
   require(request.tables, request.table_count);
   Scratch& mine = scratch();
-  Partition& parted = mine.partition;
-  partition(request, occurrences, mask, parted);
-  if (mask == nullptr) {
-    check_unique(request, parted);
-  } else {
-    check_unique(request);
-  }
+  Partition& parted = partition_unique(request, occurrences, mask);
   std::vector<std::vector<BlockPlan>> plans;
   mine.offsets.assign(request.table_count + 1, 0);
   for (size_t t = 0; t < request.table_count; ++t) {
@@ -276,7 +281,6 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const float* gr
   total.refused_keys.resize(request.table_count);
   std::mutex total_mutex;
   std::atomic<size_t> cursor{0};
-  const size_t n = request.size();
   const size_t group_tablets = tablets() >> parted.group_bits;
   const std::function<void(size_t)> work = [&](size_t) {
     UpdateReport report;
@@ -312,11 +316,7 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const float* gr
       total.refused_keys[t].insert(total.refused_keys[t].end(), report.refused_keys[t].begin(), report.refused_keys[t].end());
     }
   };
-  if (n < kThreadedKeys) {
-    work(0);
-  } else {
-    pool_.run(work);
-  }
+  share_out(request.size(), work);
   for (auto& keys : total.refused_keys) std::sort(keys.begin(), keys.end());
   return total;
 }
@@ -324,13 +324,7 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const float* gr
 int64_t TableGroup::erase(const Request& request, const bool* mask) {
   std::shared_lock structure(structure_);
   require(request.tables, request.table_count);
-  Partition& parted = scratch().partition;
-  partition(request, nullptr, mask, parted);
-  if (mask == nullptr) {
-    check_unique(request, parted);
-  } else {
-    check_unique(request);
-  }
+  const Partition& parted = partition_unique(request, nullptr, mask);
   const size_t group_tablets = tablets() >> parted.group_bits;
   std::atomic<size_t> cursor{0};
   std::atomic<int64_t> erased{0};
@@ -350,11 +344,7 @@ int64_t TableGroup::erase(const Request& request, const bool* mask) {
       locks.release();
     }
   };
-  if (request.size() < kThreadedKeys) {
-    work(0);
-  } else {
-    pool_.run(work);
-  }
+  share_out(request.size(), work);
   return erased;
 }
 
