@@ -135,8 +135,11 @@ class EmbeddingStore(Protocol):
     def erase(self, keys: TableKeys) -> int:
         """Rows removed."""
 
-    def evict(self, now: int) -> dict[str, int]:
-        """Rows removed per table by the tables' eviction policies."""
+    def evict(self, now: int, max_rows: int | None = None) -> dict[str, int]:
+        """Rows removed per table by the tables' eviction policies.
+
+        max_rows: rows that each process with rows looks at; the next call goes on after them. None: all rows.
+        Raises: ValueError for max_rows below 1."""
 
     def stats(self) -> dict[str, TableStats]:
         """Rows and bytes per table."""

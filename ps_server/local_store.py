@@ -121,10 +121,12 @@ class LocalStore:
             mutation = self._shard.decide_erase(self._tokens.next(), keys)
             return _rows(None if mutation is None else self._shard.apply(mutation))
 
-    def evict(self, now: int) -> dict[str, int]:
-        """Rows removed per table by the tables' eviction policies."""
+    def evict(self, now: int, max_rows: int | None = None) -> dict[str, int]:
+        """Rows removed per table by the tables' eviction policies.
+
+        max_rows: rows to look at; the next call goes on after them. None: all rows."""
         with self._turn():
-            mutation = self._shard.decide_evict(self._tokens.next(), now)
+            mutation = self._shard.decide_evict(self._tokens.next(), now, max_rows)
             evicted = None if mutation is None else self._shard.apply(mutation)
             return evicted if isinstance(evicted, dict) else {}
 

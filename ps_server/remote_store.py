@@ -174,12 +174,14 @@ class RemoteStore:
                 "Erase", keys, lambda header, part, _, tablets: encode_erase(header, token, part, tablets)
             )
 
-    def evict(self, now: int) -> dict[str, int]:
-        """Rows removed per table by the tables' eviction policies."""
+    def evict(self, now: int, max_rows: int | None = None) -> dict[str, int]:
+        """Rows removed per table by the tables' eviction policies.
+
+        max_rows: rows that each shard looks at; the next call goes on after them. None: all rows."""
         with self._turn():
-            token = self._tokens.next()
+            token = encode_token(self._tokens.next())
             replies = self._everywhere(
-                "Evict", lambda header: pb.EvictRequest(header=header, token=encode_token(token), now=now)
+                "Evict", lambda header: pb.EvictRequest(header=header, token=token, now=now, max_rows=max_rows)
             )
             total: dict[str, int] = {}
             for reply in replies:

@@ -228,7 +228,9 @@ class ParameterServerService:
     def _evict(self, data: bytes) -> bytes:
         request = parse(data, pb.EvictRequest())
         self._check(request.header)
-        return pb.Counts(counts=self._durable.evict(decode_token(request.token), request.now)).SerializeToString()
+        max_rows = request.max_rows if request.HasField("max_rows") else None
+        evicted = self._durable.evict(decode_token(request.token), request.now, max_rows)
+        return pb.Counts(counts=evicted).SerializeToString()
 
     def _stats(self, data: bytes) -> bytes:
         self._check(parse(data, pb.StatsRequest()).header)

@@ -267,7 +267,9 @@ class Shard:
     def decide_evict(self, token: PushToken, now: int, max_rows: int | None = None) -> EvictRows | None:
         """The mutation that evicts, or None where the token was carried out already or no row has to go.
 
-        max_rows: rows to look at; the next call goes on after them."""
+        max_rows: rows to look at; the next call goes on after them. Raises: ValueError for less than 1."""
+        if max_rows is not None and max_rows < 1:
+            raise ValueError(f"expected max_rows of at least 1, got {max_rows} (evict)")
         if not self._memory.judge(token, self._owned).fresh.any():
             return None
         keys = self._tables.expired(now, max_rows)

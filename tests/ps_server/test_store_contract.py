@@ -277,6 +277,22 @@ def test_evict_without_policies_keeps_all(store):
     assert store.stats()["counter"].rows == 10
 
 
+def test_an_eviction_looks_at_no_more_rows_than_it_may_and_the_next_goes_on(store):
+    store.ensure_tables([AD])
+    store.exchange(make_push(TableKeys.of("ad", keys_of(*range(90))), np.zeros(180)), None)
+    removed = [store.evict(0, max_rows=4).get("ad", 0) for _ in range(23)]
+    assert removed[0] > 0
+    assert max(removed) <= 4 * 3, "4 rows of each of at most 3 shards"
+    assert sum(removed) == 90
+    assert store.stats()["ad"].rows == 0
+
+
+@pytest.mark.parametrize("max_rows", [0, -1])
+def test_an_eviction_that_may_look_at_no_row_is_refused(store, max_rows):
+    with pytest.raises(ValueError, match=f"got {max_rows}|range: {max_rows}"):
+        store.evict(0, max_rows=max_rows)
+
+
 def test_drop_table(store):
     store.exchange(count_push(range(10)), None)
     store.drop_table("counter")

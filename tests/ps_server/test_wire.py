@@ -19,6 +19,7 @@ from embershard.ps_server.wire import (
     decode_exchange,
     decode_exchange_reply,
     encode_exchange_reply,
+    encode_token,
     exchange_message,
 )
 from embershard.ps_server.wire_values import WireFormat, gradient_exponent, pack_values, unpack_values
@@ -56,6 +57,10 @@ GOLDEN_REPLY = bytes.fromhex(
     "000006000000000000000700000000000000"
 )
 
+GOLDEN_EVICT = bytes.fromhex(
+    "0a1809dd56de4137951d9c100218032004290500000000000000121409ffffffffffffffff11060000000000000018071809208020"
+)
+
 
 def test_golden_exchange():
     """Bytes that a shard of any version has to understand; a change here is a new protocol number."""
@@ -73,6 +78,13 @@ def test_golden_reply():
     data = encode_exchange_reply(Exchange(report, rows), WireFormat("bfloat16"), norms, wants_checkpoint=True)
     assert data.hex() == GOLDEN_REPLY.hex()
     assert decode_exchange_reply(GOLDEN_REPLY, Pull(KEYS), BITS).exchange.report == report
+
+
+def test_golden_evict():
+    bounded = pb.EvictRequest(header=HEADER, token=encode_token(PUSH.token), now=9, max_rows=4096)
+    whole = pb.EvictRequest(header=HEADER, token=encode_token(PUSH.token), now=9)
+    assert bounded.SerializeToString().hex() == GOLDEN_EVICT.hex()
+    assert whole.SerializeToString().hex() == GOLDEN_EVICT.removesuffix(bytes.fromhex("208020")).hex()
 
 
 def same_keys(left, right):
