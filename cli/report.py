@@ -15,6 +15,7 @@ class TableReport:
     """What became of one table.
 
     rows, bytes: at the end of the run.
+    evicted: rows that an eviction policy removed during the whole run.
     held_out, non_finite: gradient rows of the whole run that were not applied; see `models.kept_back.KeptBack`.
     clipped: pushes whose gradients were scaled down.
     """
@@ -23,6 +24,7 @@ class TableReport:
     dim: int
     rows: int
     bytes: int
+    evicted: int = 0
     held_out: int = 0
     non_finite: int = 0
     clipped: int = 0

@@ -44,18 +44,19 @@ def train(
         "checkpoint": report.checkpoint,
         "report": str(finished.folder.report),
     }
-    kept_back: dict[str, dict[str, int]] = {
+    by_table: dict[str, dict[str, int]] = {
         name: {table.table: getattr(table, name) for table in report.tables if getattr(table, name)}
-        for name in ("held_out", "non_finite", "clipped")
+        for name in ("evicted", "held_out", "non_finite", "clipped")
     }
     if as_json:
-        print_json({**facts, **kept_back})
+        print_json({**facts, **by_table})
         return
     for name, value in facts.items():
         say(f"{name.replace('_', ' ')}: {format_value(value)}")
-    for name, tables in kept_back.items():
+    units = {"evicted": "rows", "clipped": "pushes"}
+    for name, tables in by_table.items():
         if tables:
-            unit = "pushes" if name == "clipped" else "gradient rows"
+            unit = units.get(name, "gradient rows")
             counts = ", ".join(f"{count:,} {unit} of {table}" for table, count in tables.items())
             say(f"{name.replace('_', ' ')}: {counts}")
     if report.history and report.history[-1]["note"]:

@@ -219,6 +219,7 @@ def _report(assembly: Assembly, name: str, result: TrainResult) -> RunReport:
                 dims[table],
                 rows,
                 sum(stats[table].bytes_by_part.values()),
+                evicted=result.evicted[table],
                 held_out=result.kept_back.held_out[table],
                 non_finite=result.kept_back.non_finite[table],
                 clipped=result.kept_back.clipped[table],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -48,6 +49,7 @@ class PushCounts:
     repeated: pushes that every tablet had before, or whose work unit was completed: nothing was applied.
     stale: pushes refused, in some tablets, for rows that were pulled too long ago; each comes again, recomputed.
     applied, created, not_admitted, refused (non-finite gradients), over_limit: rows.
+    evicted: rows by table that made room for new ones.
     kept_back: by table, what was not applied since it would have harmed the table.
     """
 
@@ -59,6 +61,7 @@ class PushCounts:
     not_admitted: int = 0
     refused: int = 0
     over_limit: int = 0
+    evicted: Counter[str] = field(default_factory=Counter)
     kept_back: KeptBack = field(default_factory=KeptBack)
 
     def add(self, report: PushReport) -> None:
@@ -66,7 +69,8 @@ class PushCounts:
         self.pushes += 1
         self.stale += report.stale > 0
         self.repeated += report.applied == 0 and report.duplicate + report.fenced > 0
-        for update in report.tables.values():
+        for table, update in report.tables.items():
+            self.evicted[table] += update.evicted
             self.applied += update.applied
             self.created += update.created
             self.not_admitted += update.not_admitted

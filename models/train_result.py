@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -45,6 +46,7 @@ class TrainResult:
     rows:                rows of all tables at the end.   rows_by_table: the same, by table.
     stopped:             finished, early_stop or max_steps.
     checkpoint:          the last one saved, or the best one where early stop went back to it.
+    evicted:             rows by table that left by an eviction policy, of the whole run.
     kept_back:           gradient rows that were not applied since they would have harmed a table.
     """
 
@@ -60,6 +62,7 @@ class TrainResult:
     history: tuple[Evaluation, ...] = ()
     checkpoint: str | None = None
     best_step: int | None = None
+    evicted: Counter[str] = field(default_factory=Counter)
     kept_back: KeptBack = field(default_factory=KeptBack)
 
 

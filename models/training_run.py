@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class _Progress:
     saved_step: int = -1
     checkpoint: str | None = None
     best_checkpoint: str | None = None
+    evicted: Counter[str] = field(default_factory=Counter)
     kept_back: KeptBack = field(default_factory=KeptBack)
 
 
@@ -77,6 +79,7 @@ class TrainingRun:
         self.features: FeatureMap = trainer.embeddings.features  # type: ignore[assignment]
         self.resumed = False
         self.repeated_before = trainer.embeddings.counts.repeated
+        self.evicted_before = Counter(trainer.embeddings.counts.evicted)
         self.kept_back_before = KeptBack().plus(trainer.embeddings.counts.kept_back)
         self._evicts = any(evicts_by_age_or_value(table) for table in trainer.embeddings.layout.configs)
         rows = log.rows()
@@ -113,6 +116,7 @@ class TrainingRun:
         at.history = [Evaluation.of_json(entry) for entry in state.scalars["history"]]
         at.bad_evaluations = state.scalars["bad_evaluations"]
         at.kept_back = KeptBack.of_json(state.scalars.get("kept_back", {}))
+        at.evicted = Counter(state.scalars.get("evicted", {}))
         at.now = state.scalars.get("now", 0)
         best = state.scalars["best"]
         at.best = None if best is None else Evaluation.of_json(best)
@@ -132,6 +136,7 @@ class TrainingRun:
             "best_checkpoint": at.best_checkpoint,
             "bad_evaluations": at.bad_evaluations,
             "kept_back": self._kept_back().as_json(),
+            "evicted": dict(self._evicted()),
             "now": at.now,
         }
         cursor = {**self._settings(), "epoch": at.epoch, "unit": at.unit, "batch": at.batch}
@@ -149,7 +154,7 @@ class TrainingRun:
         while self.at.epoch < self.config.epochs and not self._is_at_max_steps():
             ended = self._segment()
             if self._evicts and self._is_due(self.config.evict_every, ended):
-                self.trainer.embeddings.store.evict(self.at.now)
+                self.at.evicted.update(self.trainer.embeddings.store.evict(self.at.now))
             if self._is_due(self.config.evaluate_every, ended):
                 self._evaluate()
             if self._should_stop():
@@ -171,6 +176,10 @@ class TrainingRun:
     def _kept_back(self) -> KeptBack:
         """Over the whole run, resumes included."""
         return self.at.kept_back.plus(self.trainer.embeddings.counts.kept_back.since(self.kept_back_before))
+
+    def _evicted(self) -> Counter[str]:
+        """By table, over the whole run; tables that lost no row are left out."""
+        return self.at.evicted + (self.trainer.embeddings.counts.evicted - self.evicted_before)
 
     def _is_at_max_steps(self) -> bool:
         return self.config.max_steps is not None and self.at.step >= self.config.max_steps
@@ -312,6 +321,7 @@ class TrainingRun:
             history=tuple(at.history),
             checkpoint=at.checkpoint,
             best_step=None if at.best is None else at.best.step,
+            evicted=self._evicted(),
             kept_back=self._kept_back(),
         )
 

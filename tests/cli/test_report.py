@@ -22,7 +22,7 @@ def test_both_forms_hold_the_same_numbers_and_undefined_auc_is_null(tmp_path: Pa
         rows=2625,
         checkpoint="checkpoints/step-000000020",
         history=[{"step": 20, "epoch": 1, "auc": 0.75, "logloss": 0.5}],
-        tables=[TableReport("user", 17, 943, 131072, held_out=5, non_finite=2)],
+        tables=[TableReport("user", 17, 943, 131072, evicted=3, held_out=5, non_finite=2)],
         machine={"cores": 2},
     )
     run = RunFolder(tmp_path)
@@ -36,6 +36,7 @@ def test_both_forms_hold_the_same_numbers_and_undefined_auc_is_null(tmp_path: Pa
             "dim": 17,
             "rows": 943,
             "bytes": 131072,
+            "evicted": 3,
             "held_out": 5,
             "non_finite": 2,
             "clipped": 0,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from embershard.cli.main import run
 from embershard.embedding.checkpoint import open_checkpoint
 
 from .job import Job, assert_equal_bits, weights
@@ -51,9 +53,15 @@ def test_rows_have_the_clicks_of_the_log_and_leave_by_their_score(
     job: Job, capsys: pytest.CaptureFixture[str], store: tuple[str, ...]
 ) -> None:
     facts = job.train(capsys, *WORDS, *store)
+    left = {}
     for column in ("user", "item"):
         entries = logged(job.folder, column)
         assert counted(facts["checkpoint"], column) == [entry for entry in entries if stays(entry)]
+        left[column] = sum(not stays(entry) for entry in entries)
+    left = {column: rows for column, rows in left.items() if rows}
+    assert facts["evicted"] == left
+    report = json.loads(Path(facts["report"]).read_text())
+    assert {table["table"]: table["evicted"] for table in report["tables"] if table["evicted"]} == left
     assert 50 < sum(stays(entry) for entry in logged(job.folder, "user")) < 250
 
 
@@ -67,3 +75,14 @@ def test_a_cluster_and_a_resumed_run_end_with_the_bits_of_a_local_run(
     expected = weights(straight["checkpoint"])
     assert sum(int(array.sum()) for name, array in expected.items() if name.endswith("/clicks")) > 0
     assert_equal_bits(expected, weights(resumed["checkpoint"]))
+    assert resumed["evicted"] == straight["evicted"]
+    assert min(straight["evicted"].values()) > 0
+
+
+def test_rows_that_make_room_for_new_ones_count_as_evicted(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("model.tables={eviction: [{kind: capacity, capacity_rows: 256}]}", "data.evaluate=null", "train.epochs=1")
+    assert run(["train", str(job.path), *words, "output.name=text"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("evicted: ")]
+    facts = job.train(capsys, *words)
+    assert facts["evicted"]["user"] > 100, facts["evicted"]
+    assert line == "evicted: " + ", ".join(f"{rows:,} rows of {table}" for table, rows in facts["evicted"].items())

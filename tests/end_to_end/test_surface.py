@@ -30,7 +30,7 @@ def test_a_run_leaves_what_its_layout_says(job: Job, capsys: pytest.CaptureFixtu
     facts = job.train(capsys, "train.epochs=2", "output.tensorboard=true", "output.log_every=50")
     assert set(facts) == {
         "auc", "logloss", "examples", "examples_per_second", "seconds", "rows", "checkpoint", "report",
-        "held_out", "non_finite", "clipped",
+        "evicted", "held_out", "non_finite", "clipped",
     }  # fmt: skip
     folder = Path(facts["report"]).parent
     assert sorted(path.name for path in folder.iterdir()) == [
