@@ -45,5 +45,5 @@ def test_both_forms_hold_the_same_numbers_and_undefined_auc_is_null(tmp_path: Pa
     text = run.report_text.read_text()
     assert "| examples | 80,000 |" in text
     assert "| auc | - |" in text
-    assert "| user | 17 | 943 | 131,072 | 5 | 2 | 0 |" in text
+    assert "| user | 17 | 943 | 131,072 | 3 | 5 | 2 | 0 |" in text
     assert "| 20 | 1 | 0.7500 | 0.5000 |" in text
