@@ -6,8 +6,6 @@ EXIT_FAILURE = 1
 """The job was sound and something broke on the way: disk full, a lost server, a defect."""
 EXIT_BAD_INPUT = 2
 """The user's words or files are not as they must be; nothing was done."""
-EXIT_INTERRUPTED = 130
-"""The user stopped it (the shell's own number for that)."""
 
 _PATH_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, FileExistsError)
 _INPUT_ERRORS = (ValueError, TypeError, LookupError)

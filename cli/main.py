@@ -11,7 +11,8 @@ import typer
 
 from ..models.openmp_spin import limit_openmp_spin
 from . import bench, cluster, demo, evaluate, export, features, inspect_file, key, predict, shard, train
-from .errors import EXIT_FAILURE, EXIT_INTERRUPTED, describe, exit_code
+from .errors import EXIT_FAILURE, describe, exit_code
+from .stop_signals import StoppedError, stopping_on_signals
 
 TRACEBACK = "--traceback"
 
@@ -60,11 +61,12 @@ def run(arguments: Sequence[str]) -> int:
     words = list(arguments)
     show_traceback = TRACEBACK in words
     try:
-        app(args=[word for word in words if word != TRACEBACK], prog_name="embershard")
+        with stopping_on_signals():
+            app(args=[word for word in words if word != TRACEBACK], prog_name="embershard")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else EXIT_FAILURE
-    except KeyboardInterrupt:
-        return _fail("interrupted", EXIT_INTERRUPTED)
+    except StoppedError as end:
+        return _fail(str(end), end.exit_code)
     except Exception as error:  # the one place where every error ends
         if show_traceback:
             traceback.print_exc()

@@ -19,6 +19,7 @@ from ..ps_server.shard_link import Patience
 from ..ps_server.wire_values import WireFormat
 from .console import note
 from .errors import EXIT_BAD_INPUT, exit_code
+from .stop_signals import StoppedError
 from .store_config import ClusterStoreConfig, LocalStoreConfig, StoreSecurityConfig
 
 
@@ -26,8 +27,8 @@ from .store_config import ClusterStoreConfig, LocalStoreConfig, StoreSecurityCon
 def opened_store(config: LocalStoreConfig | ClusterStoreConfig) -> Iterator[EmbeddingStore]:
     """The store, empty unless it is a running cluster's; closed at the end, with the shards that were started for it.
 
-    Shards that were started live in a folder of their own, which is removed when all went well, or the input was bad,
-    and named otherwise."""
+    Shards that were started live in a folder of their own, which is removed when all went well, the input was bad, or
+    the run was stopped, and named otherwise; where this process is killed, their supervisor removes it."""
     if isinstance(config, LocalStoreConfig):
         with LocalStore(config.tablet_bits, config.threads, guard=config.guard) as local:
             yield local
@@ -38,7 +39,8 @@ def opened_store(config: LocalStoreConfig | ClusterStoreConfig) -> Iterator[Embe
         folder = Path(tempfile.mkdtemp(prefix="embershard-"))
         fleet = ShardFleet(folder)
         try:
-            spec = fleet.start(FleetConfig(**config.model_dump(include=set(FleetConfig.model_fields))), attached=True)
+            fleet_config = FleetConfig(**config.model_dump(include=set(FleetConfig.model_fields)))
+            spec = fleet.start(fleet_config, attached=True, removed_with_owner=True)
             try:
                 # The shards have taken the token from this process's environment, if there is one.
                 security = _security(config.security, spec.shards[0])
@@ -47,7 +49,7 @@ def opened_store(config: LocalStoreConfig | ClusterStoreConfig) -> Iterator[Embe
                 if fleet.cluster.is_running():
                     fleet.stop()
         except BaseException as error:
-            if exit_code(error) == EXIT_BAD_INPUT:
+            if isinstance(error, KeyboardInterrupt | StoppedError) or exit_code(error) == EXIT_BAD_INPUT:
                 shutil.rmtree(folder)
             else:
                 note(f"what the shards said is in {folder / 'logs'}")

@@ -19,6 +19,7 @@ from .supervisor import (
     GRACE_SECONDS,
     LOCK_FILE,
     LOG_FOLDER,
+    REMOVE_FOLDER,
     STATE_FILE,
     STOP_WITH_STDIN,
     lock_holder,
@@ -56,8 +57,14 @@ class LocalCluster:
         """Where state and logs are."""
         return self._folder
 
-    def start(self, commands: Mapping[str, Sequence[str]], *, attached: bool = False) -> None:
-        """Start the supervisor over `commands` (role → argv). Raises: ClusterRunningError."""
+    def start(
+        self, commands: Mapping[str, Sequence[str]], *, attached: bool = False, removed_with_owner: bool = False
+    ) -> None:
+        """Start the supervisor over `commands` (role → argv).
+
+        removed_with_owner: if this process ends without `stop`, the supervisor of an attached cluster removes the
+        folder as well.
+        Raises: ClusterRunningError; ClusterStartError."""
         self.check_not_running()
         logs = self._folder / LOG_FOLDER
         logs.mkdir(parents=True, exist_ok=True)
@@ -66,9 +73,11 @@ class LocalCluster:
         # What a killed supervisor left behind must not pass for a word of the new one.
         (self._folder / STATE_FILE).unlink(missing_ok=True)
         command = [sys.executable, "-m", "embershard.cluster.supervisor", str(self._folder)]
+        words = [STOP_WITH_STDIN] if attached else []
+        words += [REMOVE_FOLDER] if attached and removed_with_owner else []
         with (logs / "supervisor.log").open("ab") as log:
             process = subprocess.Popen(
-                [*command, STOP_WITH_STDIN] if attached else command,
+                [*command, *words],
                 stdin=subprocess.PIPE if attached else subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -78,9 +87,14 @@ class LocalCluster:
             self._attached = process
         else:
             threading.Thread(target=process.wait, name="supervisor-wait", daemon=True).start()
-        self._wait(lambda: process.poll() is not None or self._state() is not None, START_SECONDS)
-        if process.poll() is not None or self._state() is None:
-            raise ClusterStartError(f"the supervisor did not come up: {self.last_words('supervisor')}")
+        try:
+            self._wait(lambda: process.poll() is not None or self._state() is not None, START_SECONDS)
+            if process.poll() is not None or self._state() is None:
+                raise ClusterStartError(f"the supervisor did not come up: {self.last_words('supervisor')}")
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
 
     def check_not_running(self) -> None:
         """Raises: ClusterRunningError where a supervisor holds the folder."""

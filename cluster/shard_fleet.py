@@ -59,16 +59,17 @@ class ShardFleet:
         """Where all of it is."""
         return self.cluster.folder
 
-    def start(self, config: FleetConfig, *, attached: bool = False) -> ClusterSpec:
+    def start(self, config: FleetConfig, *, attached: bool = False, removed_with_owner: bool = False) -> ClusterSpec:
         """Start the shards; the spec with their addresses, once all of them answer.
 
+        attached, removed_with_owner: see `LocalCluster.start`.
         Raises: ClusterRunningError; ClusterStartError with the last words of a shard that does not come up."""
         self.cluster.check_not_running()
         self.folder.mkdir(parents=True, exist_ok=True)
         spec = ClusterSpec(name=self._name(), shards=self._addresses(config), tablet_bits=config.tablet_bits)
         self._write_spec(spec)
         commands = {f"shard-{index}": self._command(index, config) for index in range(config.shards)}
-        self.cluster.start(commands, attached=attached)
+        self.cluster.start(commands, attached=attached, removed_with_owner=removed_with_owner)
         try:
             self.cluster.wait_for(lambda: all(self._ready(index) for index in range(config.shards)))
         except BaseException:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ GRACE_SECONDS = 20.0
 """How long a process may take to end by itself (drain, flush) before it is killed."""
 
 LOCK_FILE, STATE_FILE, COMMANDS_FILE, LOG_FOLDER = "supervisor.lock", "state.json", "commands.json", "logs"
-STOP_WITH_STDIN = "--stop-with-stdin"
+STOP_WITH_STDIN, REMOVE_FOLDER = "--stop-with-stdin", "--remove-folder"
 
 
 class Supervisor:
@@ -46,6 +47,7 @@ class Supervisor:
         """`lifeline`: a descriptor whose end of file also means: end."""
         self._folder = folder
         self._lifeline = lifeline
+        self._lost_lifeline = False
         self._commands = dict(commands)
         self._supervision = Supervision(commands, backoff)
         self._children: dict[int, subprocess.Popen[bytes]] = {}
@@ -66,14 +68,21 @@ class Supervisor:
                 self._end_children(wake)
                 (self._folder / STATE_FILE).unlink(missing_ok=True)
 
+    @property
+    def lost_lifeline(self) -> bool:
+        """Whether the process that held the other end of the lifeline is gone."""
+        if self._lifeline is not None and _wait_readable(self._lifeline) and os.read(self._lifeline, 4096) == b"":
+            self._lifeline, self._lost_lifeline = None, True
+        return self._lost_lifeline
+
     def _ask_stop(self) -> None:
         self._stop_asked = True
 
     def _wait(self, wake: int, seconds: float | None) -> None:
         watched = [wake] if self._lifeline is None else [wake, self._lifeline]
         ready = _wait(watched, seconds)
-        if self._lifeline in ready and self._lifeline is not None and os.read(self._lifeline, 4096) == b"":
-            self._stop_asked, self._lifeline = True, None
+        if self._lifeline in ready and self.lost_lifeline:
+            self._stop_asked = True
 
     def _start_due(self) -> None:
         for name in self._supervision.due(time.monotonic()):
@@ -203,12 +212,21 @@ def _wait(watched: Sequence[int], seconds: float | None) -> list[int]:
     return ready
 
 
+def _wait_readable(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0)[0])
+
+
 def main() -> None:
-    """`python -m embershard.cluster.supervisor FOLDER [--stop-with-stdin]`: supervise FOLDER's commands."""
+    """`python -m embershard.cluster.supervisor FOLDER [--stop-with-stdin] [--remove-folder]`: run FOLDER's commands.
+
+    --stop-with-stdin: also end at the end of stdin.   --remove-folder: remove FOLDER if that came before a signal."""
     folder = Path(sys.argv[1])
     lifeline = sys.stdin.fileno() if STOP_WITH_STDIN in sys.argv[2:] else None
     commands: dict[str, list[str]] = json.loads((folder / COMMANDS_FILE).read_text(encoding="utf-8"))
-    Supervisor(folder, commands, lifeline=lifeline).run()
+    supervisor = Supervisor(folder, commands, lifeline=lifeline)
+    supervisor.run()
+    if REMOVE_FOLDER in sys.argv[2:] and supervisor.lost_lifeline:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,91 @@
+"""Runs that are stopped from outside: one line, the signal's exit code, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from embershard.embedding.checkpoint import latest_checkpoint
+
+from .job import Job
+
+pytestmark = pytest.mark.process
+
+STORES = {"local": (), "cluster": ("store.kind=cluster", "store.shards=2", "store.durability=log")}
+ENDLESS = ("train.epochs=100000", "output.checkpoint_every=25", "output.log_every=5")
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """The temporary folder of the run, short enough for a socket's path."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def processes_of(temporary: Path) -> list[str]:
+    """Command lines of the processes that were started with this temporary folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"TMPDIR={temporary}\0".encode() in (path / "environ").read_bytes():
+                found.append((path / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+def stop(job: Job, temporary: Path, number: signal.Signals, *words: str) -> subprocess.CompletedProcess[str]:
+    """A run that has trained and saved, once it has ended by the signal."""
+    command = [sys.executable, "-m", "embershard.cli", "train", str(job.path), *ENDLESS, *words]
+    # torch makes its cache folder beside, whatever becomes of the run.
+    torch_cache = {"TORCHINDUCTOR_CACHE_DIR": str(job.folder / "torch")}
+    environment = {**os.environ, "TMPDIR": str(temporary), **torch_cache}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not list((job.folder / "runs").glob("*/checkpoints/*/manifest.json")):
+                assert process.poll() is None, process.communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda number: number.name)
+def test_a_stopped_run_says_so_and_leaves_nothing_but_its_checkpoints(
+    job: Job, temporary: Path, store: str, number: signal.Signals
+) -> None:
+    done = stop(job, temporary, number, *STORES[store])
+    assert done.returncode == 128 + number
+    word = "interrupted" if number == signal.SIGINT else f"stopped by {number.name}"
+    assert done.stderr == f"error: {word}\n"
+    assert processes_of(temporary) == []
+    assert list(temporary.iterdir()) == []
+    (run,) = (job.folder / "runs").iterdir()
+    checkpoint, skipped = latest_checkpoint(run / "checkpoints")
+    assert checkpoint is not None
+    assert not skipped
+    assert [path for path in run.rglob("*") if "part" in path.suffix] == []
+
+
+def test_a_killed_run_leaves_no_process_and_no_temporary_folder(job: Job, temporary: Path) -> None:
+    done = stop(job, temporary, signal.SIGKILL, *STORES["cluster"])
+    assert done.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 30
+    while processes_of(temporary) or list(temporary.iterdir()):
+        assert time.monotonic() < deadline, (processes_of(temporary), list(temporary.iterdir()))
+        time.sleep(0.05)
