@@ -22,16 +22,22 @@ class AddedInputs:
 
 
 def check_inputs(config: ModelConfig, features: FeatureMap) -> None:
-    """Raises: ModelSpecError where the model has nothing to read of the features.
+    """Raises: ModelSpecError where the model cannot read a feature, or has none to read.
 
     Logistic regression reads numbers alone too; factors are of pooled features."""
-    if isinstance(config, CustomModelConfig) or pooled_names(features):
+    if isinstance(config, CustomModelConfig):
         return
-    if isinstance(config, LogisticRegressionConfig) and not features.categorical:
-        return
-    got = f"only {[f.name for f in features.categorical]} with pooling none" if features.categorical else "only numbers"
-    more = "" if features.categorical else "; model 'lr' takes them"
-    raise ModelSpecError(f"expected at least one pooled feature for model {config.kind!r}, got {got}{more}")
+    pooled = pooled_names(features)
+    apart = [feature.name for feature in features.categorical if feature.name not in pooled]
+    if apart:
+        raise ModelSpecError(
+            f"expected pooling sum, mean, sqrtn or max of every feature for model {config.kind!r}, got none of "
+            f"{apart}; only a model of your own (model.class) reads values that are kept apart"
+        )
+    if not pooled and not isinstance(config, LogisticRegressionConfig):
+        raise ModelSpecError(
+            f"expected at least one pooled feature for model {config.kind!r}, got only numbers; model 'lr' takes them"
+        )
 
 
 def pooled_names(features: FeatureMap) -> tuple[str, ...]:

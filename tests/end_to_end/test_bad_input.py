@@ -131,9 +131,10 @@ def only_numbers_for_factors(job: Job) -> tuple[list[str], list[str]]:
     return [f"features.features={features}", "model={kind: fm}"], expected
 
 
-def only_sequences_for_a_linear_model(job: Job) -> tuple[list[str], list[str]]:
-    features = "[{name: tags, kind: sequence}, {name: price, kind: numeric}]"
-    return [f"features.features={features}", "model={kind: lr}"], ["at least one pooled feature", "only ['tags']"]
+def values_kept_apart_for_a_linear_model(job: Job) -> tuple[list[str], list[str]]:
+    features = "[{name: tags, kind: sequence}, {name: user, kind: categorical}]"
+    expected = ["$.features: expected pooling sum, mean, sqrtn or max of every feature", "'lr', got none of ['tags']"]
+    return [f"features.features={features}", "model={kind: lr}"], expected
 
 
 def two_labels_for_one_logit(job: Job) -> tuple[list[str], list[str]]:
@@ -183,7 +184,7 @@ def unknown_time_zone(job: Job) -> tuple[list[str], list[str]]:
         no_row_of_the_share_evaluates,
         evaluation_file_without_a_column,
         only_numbers_for_factors,
-        only_sequences_for_a_linear_model,
+        values_kept_apart_for_a_linear_model,
         two_labels_for_one_logit,
         no_label,
         label_that_is_a_feature_too,

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from embershard.cli.main import run
 from embershard.embedding.checkpoint import open_checkpoint
@@ -328,7 +329,6 @@ def test_order_of_features_may_change(job: Job, capsys: pytest.CaptureFixture[st
     [
         ("features.features.0.id=text", ["feature 'user'", "id 'int64'", "'text'"]),
         ("features.features.0.key_space=people", ["feature 'user'", "key_space 'user'", "'people'"]),
-        ("features.features.2.pooling=none", ["feature 'tags'", "pooling 'mean'", "'none'"]),
         ("model.dim=8", ["dim 5", "got 9", "'user'", "'item'", "'tags'"]),
         ("model.tables.dtype=float16", ["dtype float32", "got float16", "'user'"]),
         ("features.features.3.missing_indicator=true", ["feature 'price'", "missing_indicator"]),
@@ -343,6 +343,27 @@ def test_a_changed_feature_is_refused_with_the_reason(
     for part in [*expected, "--reinit TABLE"]:
         assert part in message
     assert sorted(job.folder.rglob("*")) == before
+
+
+class OnlyUsers(torch.nn.Module):
+    """Sums the rows of users."""
+
+    def __init__(self, features: Any) -> None:
+        super().__init__()
+
+    def forward(self, inputs: Any, dense: torch.Tensor) -> torch.Tensor:
+        return inputs["user"].sum(1)
+
+
+def test_a_feature_that_is_no_longer_pooled_is_refused_with_the_reason(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = f"model={{class: '{__name__}:OnlyUsers', dim: 4}}"
+    job.train(capsys, "train.max_steps=20", NAMED, model)
+    words = ["--resume", NAMED, model, "features.features.2.pooling=none"]
+    message = job.fail(capsys, "train", str(job.path), "--json", *words)
+    for part in ["feature 'tags'", "pooling 'mean'", "'none'", "--reinit TABLE"]:
+        assert part in message
 
 
 def test_reinit_starts_a_table_and_its_columns_anew_and_leaves_the_others(
