@@ -193,6 +193,7 @@ class TableGroup::Push {
     TableUpdate& report = report_.tables[block.table_index];
     const std::vector<BlockPlan>& plan = plans_[block.table_index];
     RowWrites writes;
+    size_t entries[KeyBlock::kSize];  // of the writes
     for (size_t i = 0; i < block.count; ++i) {
       const size_t entry = block.first + i;
       if (!partition_.skipped.empty() && partition_.skipped[entry]) continue;
@@ -208,6 +209,7 @@ class TableGroup::Push {
         ++report.created;
       }
       const RowCounters now = {partition_.occurrences[entry], step_.now, group_.tablets_[tablet].version};
+      entries[writes.count] = entry;
       writes.add(table.store, key, block.rows[i], row_gradient, now);
     }
     table.update(plan, writes, row_, ahead);
@@ -218,17 +220,14 @@ class TableGroup::Push {
         refuse(block.table_index, writes.keys[i]);
       }
     }
-    if (clicks_ != nullptr && table.spec.keeps_clicks()) add_clicks(block, writes);
+    if (clicks_ != nullptr && table.spec.keeps_clicks()) add_clicks(table, writes, entries);
   }
 
-  // `writes`: of the block, in its order.
-  void add_clicks(const KeyBlock& block, const RowWrites& writes) const {
-    size_t write = 0;
-    for (size_t i = 0; i < block.count; ++i) {
-      const size_t entry = block.first + i;
-      if ((!partition_.skipped.empty() && partition_.skipped[entry]) || block.rows[i] == kNoRow) continue;
-      uint32_t* stored = block.table->store.clicks(writes.counters[write]);
-      if (writes.applied[write++]) *stored = saturating_add(*stored, clicks_[partition_.order[entry]]);
+  void add_clicks(const Table& table, const RowWrites& writes, const size_t* entries) const {
+    for (size_t i = 0; i < writes.count; ++i) {
+      if (!writes.applied[i]) continue;
+      uint32_t* stored = table.store.clicks(writes.counters[i]);
+      *stored = saturating_add(*stored, clicks_[partition_.order[entries[i]]]);
     }
   }
 

@@ -264,17 +264,17 @@ MUTANTS = (
         CLICKS + "test_a_key_in_a_freed_row_starts_without_clicks[native]",
     ),
     Mutant(
-        "clicks cursor not advanced on a refused key",
+        "clicks of the first keys of a block, whichever were written",
         "embedding/native/table_push.cpp",
-        "if (writes.applied[write++]) *stored",
-        "if (writes.applied[write] && ++write != 0) *stored",
+        "entries[writes.count] = entry;",
+        "entries[i] = entry;",
         CLICKS + "test_clicks_go_to_their_rows_past_refused_and_held_back_keys[native]",
     ),
     Mutant(
         "clicks read in the partition's order",
         "embedding/native/table_push.cpp",
-        "clicks_[partition_.order[entry]]",
-        "clicks_[entry]",
+        "clicks_[partition_.order[entries[i]]]",
+        "clicks_[entries[i]]",
         CLICKS + "test_masked_tablets_count_no_clicks[native]",
     ),
     Mutant(
