@@ -47,14 +47,22 @@ def join_message(small: Message, arrays: Iterable[tuple[int, Packed]]) -> bytes:
     return b"".join(parts)
 
 
-def split_message(data: bytes, small: M, first_array: int = FIRST_ARRAY_FIELD) -> tuple[M, dict[int, memoryview]]:
+def split_message(
+    data: bytes | memoryview, small: M, first_array: int = FIRST_ARRAY_FIELD
+) -> tuple[M, dict[int, memoryview]]:
     """`small` filled from the library's fields, and views of the array fields by number.
 
     Raises: WireFormatError. Cost: no copy of the arrays."""
+    small, arrays = split_repeated(data, small, first_array)
+    return small, dict(arrays)
+
+
+def split_repeated(data: bytes | memoryview, small: M, first_array: int) -> tuple[M, list[tuple[int, memoryview]]]:
+    """As `split_message`, with each array field as often as it is there, in order."""
     view = memoryview(data)
     position, end = 0, len(data)
     pieces: list[memoryview] = []
-    arrays: dict[int, memoryview] = {}
+    arrays: list[tuple[int, memoryview]] = []
     while position < end:
         start = position
         tag, position = _read_varint(view, position)
@@ -70,7 +78,7 @@ def split_message(data: bytes, small: M, first_array: int = FIRST_ARRAY_FIELD) -
             content = position
             position += size
             if number >= first_array and position <= end:
-                arrays[number] = view[content:position]
+                arrays.append((number, view[content:position]))
                 continue
         else:
             raise WireFormatError(

@@ -39,15 +39,14 @@ from .refused_rows import log_refused_rows
 from .request_size import check_parts, check_size, push_bytes
 from .shard_link import ExchangeBytes, ShardLink
 from .shard_status import ShardStatus, decode_status
+from .snapshot_wire import decode_snapshot, encode_restore, encode_snapshot
 from .tablets import TabletMask
 from .wire import encode_token, exchange_message
 from .wire_calls import (
-    decode_snapshot,
     decode_stats,
     decode_tables,
     encode_assign,
     encode_erase,
-    encode_snapshot,
     encode_tables,
     parse,
 )
@@ -211,27 +210,27 @@ class RemoteStore:
             reply = self._at_tablet(
                 tablet,
                 "Snapshot",
-                lambda header: pb.SnapshotRequest(header=header, tablet=tablet, since_version=since_version),
+                lambda header: pb.SnapshotRequest(
+                    header=header, tablet=tablet, since_version=since_version
+                ).SerializeToString(),
                 reply_bytes=LARGE_BYTES,  # it may be as small as nothing, and larger than one message
             )
-            return decode_snapshot(parse(reply, pb.TabletSnapshot()))
+            return decode_snapshot(reply)
 
     def restore(self, snapshot: TabletSnapshot) -> None:
         """Replace (or merge a delta into) one tablet."""
         with self._turn():
-            message, token = encode_snapshot(snapshot), encode_token(self._tokens.next())
-            self._at_tablet(
-                snapshot.tablet,
-                "Restore",
-                lambda header: pb.RestoreRequest(header=header, token=token, snapshot=message),
-            )
+            message, token = encode_snapshot(snapshot), self._tokens.next()
+            self._at_tablet(snapshot.tablet, "Restore", lambda header: encode_restore(header, token, message))
 
     def cut(self, tablet: int) -> int:
         """Bump the tablet's version; changes from now on carry the new one, which is returned."""
         with self._turn():
             token = encode_token(self._tokens.next())
             reply = self._at_tablet(
-                tablet, "Cut", lambda header: pb.CutRequest(header=header, token=token, tablet=tablet)
+                tablet,
+                "Cut",
+                lambda header: pb.CutRequest(header=header, token=token, tablet=tablet).SerializeToString(),
             )
             return int(parse(reply, pb.Count()).count)
 
@@ -513,7 +512,7 @@ class RemoteStore:
         self,
         tablet: int,
         method: str,
-        request: Callable[[pb.CallHeader], Message],
+        request: Callable[[pb.CallHeader], bytes],
         *,
         reply_bytes: int = 0,
     ) -> bytes:
@@ -525,7 +524,7 @@ class RemoteStore:
         while True:
             link = self._links.link(int(self._links.map.owners[tablet]))
             try:
-                return link.call(method, request(link.header).SerializeToString(), reply_bytes=reply_bytes)
+                return link.call(method, request(link.header), reply_bytes=reply_bytes)
             except WrongShardError as error:
                 self._links.adopt_newer_map(error, until)
 

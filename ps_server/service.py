@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -27,14 +28,13 @@ from .refused_rows import describe_keys, describe_token
 from .service_name import SERVICE
 from .shard_metrics import ShardMetrics
 from .shared_memory import SharedBlocks
+from .snapshot_wire import decode_restore, encode_snapshot
 from .tablet_map import TabletMap
 from .wire import PROTOCOL, cluster_hash, decode_exchange, decode_token, encode_exchange_reply
 from .wire_calls import (
     decode_assign,
     decode_erase,
-    decode_snapshot,
     decode_tables,
-    encode_snapshot,
     encode_stats,
     encode_tables,
     parse,
@@ -44,8 +44,8 @@ from .wire_values import storage_dtype
 _log = logging.getLogger(__name__)
 Method = Callable[[bytes], bytes]
 _NO_CHANGES = (1 << 32) - 1
-_LARGER = {"Restore": 1 << 31}
-"""A tablet that could be saved can be restored, whatever the limit of a batch is."""
+_LARGER = {"Restore": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")}
+"""A tablet that could be saved can be restored, whatever the limit of a batch is: as much as the machine has memory."""
 KEPT_BUFFERS, KEPT_WIDTHS = 4, 256
 
 
@@ -240,12 +240,12 @@ class ParameterServerService:
         request = parse(data, pb.SnapshotRequest())
         self._check(request.header)
         since = request.since_version if request.HasField("since_version") else None
-        return encode_snapshot(self._durable.snapshot(request.tablet, since)).SerializeToString()
+        return encode_snapshot(self._durable.snapshot(request.tablet, since))
 
     def _restore(self, data: bytes) -> bytes:
-        request = parse(data, pb.RestoreRequest())
-        self._check(request.header)
-        self._durable.restore(decode_token(request.token), decode_snapshot(request.snapshot))
+        header, token, snapshot = decode_restore(data)
+        self._check(header)
+        self._durable.restore(token, snapshot)
         return _count(1)
 
     def _cut(self, data: bytes) -> bytes:
