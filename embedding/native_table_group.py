@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from .request_checks import (
     check_writable,
     unknown_owners,
 )
-from .row_types import STORED_DTYPES
+from .row_types import STORED_DTYPES, Stored, dtype_name
 from .table_config import (
     Adagrad,
     Adam,
@@ -149,20 +150,18 @@ class NativeTableGroup:
         self._id(table)
         return self._state_widths[table]
 
-    def lookup(
-        self, request: TableKeys, absent: Absent = "initial", out: npt.NDArray[np.float32] | None = None
-    ) -> npt.NDArray[np.float32]:
+    def lookup(self, request: TableKeys, absent: Absent = "initial", out: Stored | None = None) -> npt.NDArray[Any]:
         """See `TableGroup.lookup`."""
         ids, dims = self._ids_of(request.tables)
         if out is None:
             out = np.empty(int(np.diff(request.splits) @ dims), np.float32)
-        self._group.lookup(ids, request.keys, request.splits, _ABSENT[absent], out)
+        self._group.lookup(ids, request.keys, request.splits, _ABSENT[absent], *_typed(out))
         return out
 
     def apply_gradients(
         self,
         request: TableKeys,
-        gradients: npt.NDArray[np.float32],
+        gradients: Stored,
         occurrences: npt.NDArray[np.uint32],
         step: UpdateStep,
         tablets: npt.NDArray[np.bool_] | None = None,
@@ -176,7 +175,7 @@ class NativeTableGroup:
         native_step = _native.UpdateStep(step.examples, step.step, step.now, step.lr_scale, step.unit, step.batch)
         try:
             updates, refused = self._group.apply_gradients(
-                ids, request.keys, request.splits, gradients, occurrences, native_step, tablets, clicks
+                ids, request.keys, request.splits, *_typed(gradients), occurrences, native_step, tablets, clicks
             )
         except KeyError as error:
             raise _duplicate(error, request) from None
@@ -324,6 +323,12 @@ class NativeTableGroup:
     def _shape(self, name: str) -> tuple[int, int, str]:
         self._id(name)
         return self._configs[name].dim, self._state_widths[name], self._configs[name].dtype
+
+
+def _typed(values: Stored) -> tuple[int, npt.NDArray[Any]]:
+    """The native row type of the values, and the values as the core takes them."""
+    name = dtype_name(values)
+    return _ROW_TYPES[name], values if name == "float32" else values.view(np.uint16)
 
 
 def table_spec(config: TableConfig, tablet_bits: int, unknown: int = -1) -> _native.TableSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from .request_checks import (
     check_writable,
     unknown_owners,
 )
-from .row_types import narrow_nearest, widen
+from .row_types import Stored, dtype_name, narrow_any, narrow_nearest, widen
 from .table_config import TableConfig, unknown_key, unknown_table
 from .table_group import (
     Absent,
@@ -93,13 +94,19 @@ class ReferenceTableGroup:
         """See `TableGroup.state_width`."""
         return self._table(table).state_width
 
-    def lookup(self, request: TableKeys, absent: Absent = "initial", out: F32 | None = None) -> F32:
+    def lookup(self, request: TableKeys, absent: Absent = "initial", out: Stored | None = None) -> npt.NDArray[Any]:
         """See `TableGroup.lookup`."""
+        values = self._lookup(request, absent)
+        if out is None:
+            return values
+        out[:] = narrow_any(dtype_name(out), values)
+        return out
+
+    def _lookup(self, request: TableKeys, absent: Absent) -> F32:
         with self._lock:
             check_request(request, self._tables, reads=True)
             dims = [self._tables[name].config.dim for name in request.tables]
-            if out is None:
-                out = np.empty(int(np.diff(request.splits) @ np.array(dims, np.int64)) if dims else 0, np.float32)
+            out = np.empty(int(np.diff(request.splits) @ np.array(dims, np.int64)) if dims else 0, np.float32)
             for index, values in enumerate(split_rows(request, out, dims)):
                 table, keys = self._tables[request.tables[index]], request.keys_of(index)
                 values[:] = self._absent(table, keys, absent)
@@ -128,18 +135,19 @@ class ReferenceTableGroup:
     def apply_gradients(
         self,
         request: TableKeys,
-        gradients: F32,
+        gradients: Stored,
         occurrences: npt.NDArray[np.uint32],
         step: UpdateStep,
         tablets: Mask | None = None,
         clicks: U32 | None = None,
     ) -> UpdateReport:
         """See `TableGroup.apply_gradients`."""
+        wide = widen(dtype_name(gradients), gradients)
         with self._lock:
             check_writable(request.tables, self._owners)
             check_request(request, self._tables)
             dims = [self._tables[name].config.dim for name in request.tables]
-            self._check_length(request, gradients, dims, "gradients")
+            self._check_length(request, wide, dims, "gradients")
             if occurrences.shape != request.keys.shape:
                 raise ValueError(f"expected occurrences {request.keys.shape}, got {occurrences.shape}")
             check_clicks(clicks, occurrences)
@@ -149,7 +157,7 @@ class ReferenceTableGroup:
             for tablet in np.unique(self._tablets(request.keys)).tolist():
                 if tablets is None or tablets[tablet]:
                     self._push_counts[tablet] += np.uint64(1)
-            for index, table_gradients in enumerate(split_rows(request, gradients, dims)):
+            for index, table_gradients in enumerate(split_rows(request, wide, dims)):
                 name = request.tables[index]
                 part = slice(int(request.splits[index]), int(request.splits[index + 1]))
                 keys = request.keys[part]

@@ -24,7 +24,17 @@ STORED_DTYPES: dict[str, np.dtype[Any]] = {
 }
 """How NumPy holds each row type; bfloat16 as its bit pattern."""
 
+_INFINITE = {"float16": 0x7C00, "bfloat16": 0x7F80}
+_NAN = {"float16": 0x7E00, "bfloat16": 0x7FC0}
 _LARGEST = {"float16": 0x7BFF, "bfloat16": 0x7F7F}
+
+
+def dtype_name(stored: Stored) -> str:
+    """Row type of an array of stored values. Raises: TypeError."""
+    for name, dtype in STORED_DTYPES.items():
+        if stored.dtype == dtype:
+            return name
+    raise TypeError(f"expected values of float32, float16 or uint16 (bfloat16), got {stored.dtype}")
 
 
 def widen(dtype: str, stored: Stored) -> F32:
@@ -42,6 +52,19 @@ def narrow_nearest(dtype: str, weights: F32) -> Stored:
     if dtype == "bfloat16":
         return _assemble(dtype, bits, ((bits & 0x7FFFFFFF) + (0x7FFF + ((bits >> 16) & 1))) >> 16)
     return np.clip(weights, -65504.0, 65504.0).astype(np.float16)
+
+
+def narrow_any(dtype: str, values: F32) -> Stored:
+    """As `narrow_nearest`, but infinite values and NaN (as the quiet one of its sign) stay what they are."""
+    if dtype == "float32":
+        return values
+    bits = values.view(np.uint32)
+    magnitude = bits & np.uint32(0x7FFFFFFF)
+    special = np.where(magnitude > 0x7F800000, _NAN[dtype], _INFINITE[dtype])
+    with np.errstate(invalid="ignore"):
+        nearest = narrow_nearest(dtype, values).view(np.uint16) & np.uint16(0x7FFF)
+    kept = np.where(magnitude >= 0x7F800000, special, nearest)
+    return (((bits >> 31) << 15) | kept).astype(np.uint16).view(STORED_DTYPES[dtype])
 
 
 def narrow_stochastic(dtype: str, weights: F32, streams: U64, counts: npt.NDArray[np.uint32]) -> Stored:

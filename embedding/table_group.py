@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from .row_types import Stored
 from .table_config import TableConfig
 
 Absent = Literal["initial", "zeros", "unseen"]
@@ -184,18 +185,19 @@ class TableGroup(Protocol):
     def state_width(self, table: str) -> int:
         """`S`: float32 state values a row."""
 
-    def lookup(
-        self, request: TableKeys, absent: Absent = "initial", out: npt.NDArray[np.float32] | None = None
-    ) -> npt.NDArray[np.float32]:
+    def lookup(self, request: TableKeys, absent: Absent = "initial", out: Stored | None = None) -> npt.NDArray[Any]:
         """(Σ n_t·D_t,) float32: rows of table 0, then of table 1 …, row i for the table's key i. Never inserts.
         A key may stand more than once.
+
+        out: takes the rows and is returned. Where it is float16 or uint16 (bfloat16) they are rounded to the nearest,
+        as `row_types.narrow_any` does.
 
         Raises: UnknownTableError; nothing was read."""
 
     def apply_gradients(
         self,
         request: TableKeys,
-        gradients: npt.NDArray[np.float32],
+        gradients: Stored,
         occurrences: npt.NDArray[np.uint32],
         step: UpdateStep,
         tablets: npt.NDArray[np.bool_] | None = None,
@@ -203,7 +205,8 @@ class TableGroup(Protocol):
     ) -> UpdateReport:
         """Create admitted absent rows, then update every row by its block optimizers.
 
-        gradients: (Σ n_t·D_t,) float32 laid out as lookup's result.   occurrences: (n,) uint32, added to `count`.
+        gradients: (Σ n_t·D_t,) float32, or float16 or uint16 (bfloat16), laid out as lookup's result.
+        occurrences: (n,) uint32, added to `count`.
         clicks: (n,) uint32, how many of the occurrences were clicked; added to the rows' clicks where the table keeps
         them (`TableConfig.keeps_clicks`), not looked at elsewhere. None: no occurrence was.
         A row with a non-finite gradient is refused, counted and named; all others are applied.

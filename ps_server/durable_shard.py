@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +93,7 @@ class DurableShard:
         push: Push | None,
         pull: Pull | None,
         tablets: TabletMask | None = None,
-        out: npt.NDArray[np.float32] | None = None,
+        out: npt.NDArray[Any] | None = None,
     ) -> Exchange:
         """Apply the push, then read the rows; see `Shard.decide` and `Shard.read`."""
         report = None if push is None else self.push(push, tablets)

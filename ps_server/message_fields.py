@@ -7,12 +7,13 @@ found here. The result is plain protobuf: any other client can use the generated
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
+from ..embedding import _native
 from . import parameter_server_pb2 as pb
 from .errors import WireFormatError
 
@@ -24,27 +25,67 @@ _CHUNK_DATA = 3
 M = TypeVar("M", bound=Message)
 S = TypeVar("S", bound=np.generic)
 Fields = Mapping[int, memoryview]
-Packed = npt.NDArray[Any] | bytes
+
+
+class Unwritten(Protocol):
+    """The content of an array field that is made where it has to lie."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+
+    def write(self, out: npt.NDArray[np.uint8]) -> None:
+        """Write it to (nbytes,) bytes, at a multiple of 8."""
+
+
+Packed = npt.NDArray[Any] | bytes | Unwritten
+
+
+def size_of(array: Packed) -> int:
+    """Bytes of the array."""
+    return len(array) if isinstance(array, bytes) else array.nbytes
+
+
+def write_array(array: Packed, out: npt.NDArray[np.uint8]) -> None:
+    """Copy the array to (size_of(array),) bytes, or make it there."""
+    if isinstance(array, np.ndarray):
+        out[:] = array.reshape(-1).view(np.uint8)
+    elif isinstance(array, bytes):
+        out[:] = np.frombuffer(array, np.uint8)
+    else:
+        array.write(out)
 
 
 def join_message(small: Message, arrays: Iterable[tuple[int, Packed]]) -> bytes:
     """Bytes of `small` with the array fields behind it, each aligned to 8 bytes; empty arrays are left out.
 
     Cost: one copy of the arrays."""
-    parts: list[bytes | memoryview] = [small.SerializeToString()]
-    position = len(parts[0])
-    for number, array in arrays:
-        size = array.nbytes if isinstance(array, np.ndarray) else len(array)
-        if size == 0:
-            continue
+    given = [(number, array) for number, array in arrays if size_of(array)]
+    data, rooms = lay_out_message(small, [(number, size_of(array)) for number, array in given])
+    for (_, array), room in zip(given, rooms, strict=True):
+        write_array(array, room)
+    return data
+
+
+def lay_out_message(small: Message, sizes: Iterable[tuple[int, int]]) -> tuple[bytes, list[npt.NDArray[np.uint8]]]:
+    """A message of `small` and array fields of (number, bytes) each, and the room of each field in it.
+
+    The rooms have to be written, all of them, before the message goes anywhere. No size may be 0."""
+    heads = [small.SerializeToString()]
+    position, starts = len(heads[0]), []
+    for number, size in sizes:
         head = _varint(number << 3 | 2) + _varint(size)
         gap = -(position + len(head)) % ALIGNMENT
         if gap:
             gap += ALIGNMENT if gap < 2 else 0
-            parts.append(bytes((PADDING_FIELD << 3 | 2, gap - 2)) + bytes(gap - 2))
-        parts += (head, array if isinstance(array, bytes) else array.data.cast("B"))
-        position += gap + len(head) + size
-    return b"".join(parts)
+            head = bytes((PADDING_FIELD << 3 | 2, gap - 2)) + bytes(gap - 2) + head
+        heads.append(head)
+        starts.append((position + len(head), size))
+        position += len(head) + size
+    data, room = _native.unset_bytes(position)
+    for head, (start, _) in zip(heads, [(len(heads[0]), 0), *starts], strict=True):
+        room[start - len(head) : start] = np.frombuffer(head, np.uint8)
+    return data, [room[start : start + size] for start, size in starts]
 
 
 def split_message(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from ..embedding.row_types import Stored
 from ..embedding.store import PushToken
 from ..embedding.table_config import TableConfig
 from ..embedding.table_group import TableKeys, TabletSnapshot, UpdateStep
@@ -19,11 +20,12 @@ class ApplyPush:
 
     tablets: apply at `step.lr_scale`.   late: apply at `step.lr_scale · late_lr` (too stale, recomputed once).
     Keys of other tablets are left out. gradients, occurrences, clicks: laid out as `keys` says; clicks None: none.
+    gradients: in the bits in which they came, see `TableGroup.apply_gradients`.
     """
 
     token: PushToken
     keys: TableKeys
-    gradients: npt.NDArray[np.float32]
+    gradients: Stored
     occurrences: npt.NDArray[np.uint32]
     step: UpdateStep
     tablets: TabletMask

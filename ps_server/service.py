@@ -30,7 +30,7 @@ from .shard_metrics import ShardMetrics
 from .shared_memory import SharedBlocks
 from .snapshot_wire import decode_restore, encode_snapshot
 from .tablet_map import TabletMap
-from .wire import PROTOCOL, cluster_hash, decode_exchange, decode_token, encode_exchange_reply
+from .wire import PROTOCOL, ExchangeReplyRoom, cluster_hash, decode_exchange, decode_token, encode_exchange_reply
 from .wire_calls import (
     decode_assign,
     decode_erase,
@@ -176,16 +176,24 @@ class ParameterServerService:
             return encode_exchange_reply(
                 Exchange(report, None), call.rows_format, norms, wants_checkpoint=wants_checkpoint
             )
-        room = None
-        if call.shared is not None:
-            size = self._value_count(call.pull.keys) * storage_dtype(call.rows_format.dtype).itemsize
-            room = self.shared_blocks.reply_room(call.shared, size)
-        with self._row_buffer(call.pull.keys, room if call.rows_format.dtype == "float32" else None) as buffer:
-            rows = self._shard.read(call.pull, buffer)
-            self._metrics.count_pull(len(call.pull.keys.keys))
-            return encode_exchange_reply(
-                Exchange(report, rows), call.rows_format, norms, wants_checkpoint=wants_checkpoint, room=room
+        size = self._value_count(call.pull.keys)
+        if size * 4 > self._max_bytes:
+            raise RequestTooLargeError(
+                f"expected rows of at most {self._max_bytes} bytes, got {size * 4}; pull fewer keys"
             )
+        if call.rows_format.compression != "none":
+            with self._row_buffer(size) as buffer:
+                answer = Exchange(report, self._shard.read(call.pull, buffer))
+                self._metrics.count_pull(len(call.pull.keys.keys))
+                return encode_exchange_reply(answer, call.rows_format, norms, wants_checkpoint=wants_checkpoint)
+        dtype, shared = call.rows_format.dtype, None
+        if call.shared is not None:
+            shared = self.shared_blocks.reply_room(call.shared, size * storage_dtype(dtype).itemsize)
+        tablets = 1 << self._shard.tablet_bits
+        reply = ExchangeReplyRoom(report, dtype, size, tablets, norms, wants_checkpoint=wants_checkpoint, shared=shared)
+        data = reply.finish(self._shard.read(call.pull, reply.values))
+        self._metrics.count_pull(len(call.pull.keys.keys))
+        return data
 
     def _ensure_tables(self, data: bytes) -> bytes:
         request = parse(data, pb.EnsureTablesRequest())
@@ -325,17 +333,8 @@ class ParameterServerService:
         return int((keys.splits[1:] - keys.splits[:-1]) @ widths)
 
     @contextmanager
-    def _row_buffer(self, keys: TableKeys, room: npt.NDArray[np.uint8] | None) -> Iterator[npt.NDArray[np.float32]]:
-        """Room for the rows of `keys`: the one given, or a buffer of the service's own. The buffer used last is taken
-        first: it is still in the processor's cache."""
-        if room is not None:
-            yield room.view(np.float32)
-            return
-        size = self._value_count(keys)
-        if size * 4 > self._max_bytes:
-            raise RequestTooLargeError(
-                f"expected rows of at most {self._max_bytes} bytes, got {size * 4}; pull fewer keys"
-            )
+    def _row_buffer(self, size: int) -> Iterator[npt.NDArray[np.float32]]:
+        """Room for so many values. The buffer used last is taken first: it is still in the processor's cache."""
         try:
             buffer = self._free_buffers.pop()
         except IndexError:

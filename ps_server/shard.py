@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -169,9 +170,10 @@ class Shard:
             report = self.push_report(decision, self.apply_push(decision))
         return Exchange(report, None if pull is None else self.read(pull))
 
-    def read(self, pull: Pull, out: npt.NDArray[np.float32] | None = None) -> Rows:
-        """Rows of the pull and the push counters they were read at. Raises: WrongShardError, UnknownTableError;
-        nothing was read."""
+    def read(self, pull: Pull, out: npt.NDArray[Any] | None = None) -> Rows:
+        """Rows of the pull and the push counters they were read at. out: see `TableGroup.lookup`.
+
+        Raises: WrongShardError, UnknownTableError; nothing was read."""
         if not self._owns_all:
             self._check_owned(pull.keys.keys)
         if self._is_sampled():

@@ -11,7 +11,6 @@ from importlib.metadata import version
 from typing import Any
 
 import grpc
-import numpy as np
 
 from . import chunks
 from . import parameter_server_pb2 as pb
@@ -24,7 +23,7 @@ from .errors import (
     WireFormatError,
     WrongPeerError,
 )
-from .message_fields import Packed, join_message
+from .message_fields import Packed, join_message, size_of
 from .refusal import error_of
 from .security import ClientSecurity, tls_failure
 from .service_name import SERVICE
@@ -140,7 +139,7 @@ class ShardLink:
         reply_bytes: of its rows.   in_memory: it may use the shared memory; no other exchange of the link does until
         its rows are taken."""
         begin = time.monotonic()
-        size = reply_bytes + sum(array.nbytes if isinstance(array, np.ndarray) else len(array) for _, array in arrays)
+        size = reply_bytes + sum(size_of(array) for _, array in arrays)
         if self._shares_memory and in_memory and size >= SHARED_BYTES:
             answer = self._exchange_in_memory(small, arrays, reply_bytes)
             if answer is not None:

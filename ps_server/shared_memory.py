@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from . import parameter_server_pb2 as pb
 from .errors import SharedMemoryGoneError, WireFormatError
-from .message_fields import Packed
+from .message_fields import Packed, size_of, write_array
 
 BLOCK_BYTES = 256 << 20
 """Address space of a block; memory is used only where something was written."""
@@ -62,14 +62,14 @@ class ClientBlock:
             return None
         position = HEADER_BYTES
         for number, array in arrays:
-            view = np.frombuffer(array, np.uint8) if isinstance(array, bytes) else array.view(np.uint8)
-            if position + len(view) > HALF:
+            size = size_of(array)
+            if position + size > HALF:
                 return None
-            self._bytes[position : position + len(view)] = view
+            write_array(array, self._bytes[position : position + size])
             placed.fields.append(number)
             placed.offsets.append(position)
-            placed.sizes.append(len(view))
-            position += -(-len(view) // ALIGNMENT) * ALIGNMENT
+            placed.sizes.append(size)
+            position += -(-size // ALIGNMENT) * ALIGNMENT
         return placed
 
     def reply(self, size: int) -> memoryview:

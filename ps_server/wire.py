@@ -19,11 +19,12 @@ from ..embedding.store import Exchange, Pull, Push, PushReport, PushToken, Rows
 from ..embedding.table_group import Absent, TableKeys, TableUpdate
 from . import parameter_server_pb2 as pb
 from .errors import WireFormatError
-from .message_fields import Fields, Packed, S, join_message, read_array, split_message
+from .message_fields import Fields, Packed, S, join_message, lay_out_message, read_array, split_message
 from .tablets import TabletMask
 from .wire_values import (
     LARGEST_EXPONENT,
     Compression,
+    NarrowedValues,
     WireDtype,
     WireFormat,
     compress,
@@ -125,7 +126,10 @@ def exchange_message(
             )
         )
         add(_PUSH_KEYS, push.keys.keys)
-        add(_GRADIENTS, pack_values(push.gradients, wire.dtype, exponent))
+        if wire.dtype == "float32" or wire.compression != "none":
+            add(_GRADIENTS, pack_values(push.gradients, wire.dtype, exponent))
+        else:
+            arrays.append((_GRADIENTS, NarrowedValues(push.gradients, wire.dtype, exponent)))
         add(_OCCURRENCES, push.occurrences)
         if push.clicks is not None:
             add(_PUSH_CLICKS, push.clicks)
@@ -152,6 +156,8 @@ def decode_exchange(
     shared_fields: Callable[[pb.SharedArrays], Fields] | None = None,
 ) -> ExchangeCall:
     """The data call in `data`; max_bytes bounds what its arrays may grow to when decompressed.
+
+    Gradients stay in the 16 bits in which they travelled, if they were not scaled: tables take them so.
 
     shared_fields: gives the arrays that lie in shared memory."""
     small, fields = split_message(data, pb.ExchangeRequest())
@@ -181,9 +187,9 @@ def decode_exchange(
             raise WireFormatError(f"expected seen_pushes of {1 << tablet_bits} tablets, got {len(seen)}")
         if not -LARGEST_EXPONENT - 1 <= part.exponent <= LARGEST_EXPONENT:
             raise WireFormatError(f"expected an exponent up to {LARGEST_EXPONENT}, got {part.exponent}")
-        gradients = unpack_values(
-            read_array(fields, _GRADIENTS, storage_dtype(dtype), "gradients"), dtype, part.exponent
-        )
+        gradients = read_array(fields, _GRADIENTS, storage_dtype(dtype), "gradients")
+        if part.exponent:
+            gradients = unpack_values(gradients, dtype, part.exponent)
         push = Push(
             decode_token(part.token),
             keys,
@@ -213,28 +219,62 @@ def encode_exchange_reply(
     norms: dict[str, NormSummary] | None = None,
     *,
     wants_checkpoint: bool = False,
-    room: npt.NDArray[np.uint8] | None = None,
 ) -> bytes:
-    """The answer to one data call.
+    """The answer to one data call."""
+    small = _small_reply(exchange.report, wire, norms, wants_checkpoint=wants_checkpoint)
+    if exchange.rows is None:
+        return small.SerializeToString()
+    values = compress(pack_values(exchange.rows.values, wire.dtype), wire.compression)
+    return join_message(small, [(_VALUES, values), (_PUSHES, compress(exchange.rows.pushes, wire.compression))])
 
-    room: shared memory for the rows, as many bytes as they have on the wire; they may lie in it already."""
+
+class ExchangeReplyRoom:
+    """The answer to a pull before its rows are read: `values` is where they go, in the wire dtype.
+
+    `finish` gives the same bytes as `encode_exchange_reply` without compression, and no copy of the rows."""
+
+    def __init__(
+        self,
+        report: PushReport | None,
+        dtype: WireDtype,
+        size: int,
+        tablets: int,
+        norms: dict[str, NormSummary] | None = None,
+        *,
+        wants_checkpoint: bool = False,
+        shared: npt.NDArray[np.uint8] | None = None,
+    ) -> None:
+        """size: values of the rows.   shared: memory for them outside the message, as many bytes as they have."""
+        small = _small_reply(report, WireFormat(dtype), norms, wants_checkpoint=wants_checkpoint)
+        sizes = [(_PUSHES, tablets * U64.itemsize)]
+        if shared is not None:
+            small.shared_bytes = len(shared)
+        elif size:
+            sizes.insert(0, (_VALUES, size * storage_dtype(dtype).itemsize))
+        self._data, rooms = lay_out_message(small, sizes)
+        self._dtype: WireDtype = dtype
+        self._pushes = rooms[-1].view(np.uint64)
+        room = shared if shared is not None else rooms[0] if size else np.empty(0, np.uint8)
+        self.values: npt.NDArray[Any] = room.view(storage_dtype(dtype))
+
+    def finish(self, rows: Rows) -> bytes:
+        """The message; it holds the rows, or says that they are in the shared memory."""
+        if not np.may_share_memory(rows.values, self.values):
+            self.values[:] = pack_values(rows.values, self._dtype)
+        self._pushes[:] = rows.pushes
+        return self._data
+
+
+def _small_reply(
+    report: PushReport | None, wire: WireFormat, norms: dict[str, NormSummary] | None, *, wants_checkpoint: bool
+) -> pb.ExchangeReply:
     small = pb.ExchangeReply(dtype=wire.dtype.upper(), compression=wire.compression.upper())
-    if exchange.report is not None:
-        small.report.CopyFrom(_encode_report(exchange.report))
+    if report is not None:
+        small.report.CopyFrom(_encode_report(report))
         small.report.wants_checkpoint = wants_checkpoint
     for table, norm in (norms or {}).items():
         small.report.norms.add(table=table, mean=norm.mean, deviation=norm.deviation, pushes=norm.pushes)
-    if exchange.rows is None:
-        return small.SerializeToString()
-    values = pack_values(exchange.rows.values, wire.dtype)
-    arrays = [(_PUSHES, compress(exchange.rows.pushes, wire.compression))]
-    if room is None:
-        arrays.insert(0, (_VALUES, compress(values, wire.compression)))
-    else:
-        small.shared_bytes = len(room)
-        if not np.may_share_memory(room, values):
-            room[:] = values.view(np.uint8)
-    return join_message(small, arrays)
+    return small
 
 
 def decode_exchange_reply(

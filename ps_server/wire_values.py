@@ -37,16 +37,35 @@ class WireFormat:
     compression: Compression = "none"
 
 
+@dataclass(frozen=True, slots=True)
+class NarrowedValues:
+    """`pack_values(values, dtype, exponent)`, written where it has to lie. dtype: a 16-bit one."""
+
+    values: npt.NDArray[np.float32]
+    dtype: WireDtype
+    exponent: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire."""
+        return len(self.values) * storage_dtype(self.dtype).itemsize
+
+    def write(self, out: npt.NDArray[np.uint8]) -> None:
+        """Narrow the values into (nbytes,) bytes."""
+        values = np.ascontiguousarray(self.values, np.float32)
+        scaled = values * np.float32(2.0**self.exponent) if self.exponent else values
+        _native.narrow(self.dtype, scaled, out.view(np.uint16))
+
+
 def pack_values(values: npt.NDArray[np.float32], dtype: WireDtype, exponent: int = 0) -> npt.NDArray[Any]:
     """`values · 2^exponent` in the wire dtype, rounded to nearest even.
 
     NaN and infinite stay what they are; a finite value beyond the largest becomes the largest."""
     if dtype == "float32":
         return values
-    values = np.ascontiguousarray(values, np.float32)
-    bits = np.empty(len(values), np.uint16)
-    _native.narrow(dtype, values * np.float32(2.0**exponent) if exponent else values, bits)
-    return bits.view(_STORAGE[dtype])
+    packed = np.empty(len(values), storage_dtype(dtype))
+    NarrowedValues(values, dtype, exponent).write(packed.view(np.uint8))
+    return packed
 
 
 def unpack_values(packed: npt.NDArray[Any], dtype: WireDtype, exponent: int = 0) -> npt.NDArray[np.float32]:

@@ -22,6 +22,9 @@ namespace {
 
 template <class T>
 using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+// Values of a type that is told beside them: float, or uint16_t for the two 16-bit types.
+using Values = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ReadValues = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Owned = nb::ndarray<nb::numpy, T, nb::ndim<1>, nb::c_contig>;
 
@@ -37,6 +40,16 @@ void expect_length(const char* what, size_t expected, size_t got) {
     throw std::invalid_argument("expected " + std::string(what) + " of length " + std::to_string(expected) + ", got " +
                                 std::to_string(got));
   }
+}
+
+template <class A>
+RowType type_of(const char* what, int type, const A& values) {
+  const auto row_type = static_cast<RowType>(type);
+  const bool is_float32 = row_type == RowType::float32;
+  if (values.dtype() != (is_float32 ? nb::dtype<float>() : nb::dtype<uint16_t>())) {
+    throw nb::type_error((std::string(what) + ": expected " + (is_float32 ? "float32" : "uint16")).c_str());
+  }
+  return row_type;
 }
 
 // A table group with what is needed to check arguments before the core sees them.
@@ -59,19 +72,21 @@ class BoundTableGroup {
   }
 
   void lookup(const Vector<const int32_t>& tables, const Vector<const uint64_t>& keys, const Vector<const int64_t>& splits,
-              int absent, const Vector<float>& out) {
+              int absent, int type, const Values& out) {
     const Request request = checked(tables, keys, splits);
+    const RowType row_type = type_of("out", type, out);
     expect_length("out", total(request, &Widths::first), out.size());
     nb::gil_scoped_release release;
-    group_.lookup(request, static_cast<AbsentRows>(absent), out.data());
+    group_.lookup(request, static_cast<AbsentRows>(absent), row_type, out.data());
   }
 
   nb::tuple apply_gradients(const Vector<const int32_t>& tables, const Vector<const uint64_t>& keys,
-                            const Vector<const int64_t>& splits, const Vector<const float>& gradients,
+                            const Vector<const int64_t>& splits, int type, const ReadValues& gradients,
                             const Vector<const uint32_t>& occurrences, const UpdateStep& step,
                             const std::optional<Vector<const bool>>& mask,
                             const std::optional<Vector<const uint32_t>>& clicks) {
     const Request request = checked(tables, keys, splits);
+    const RowType row_type = type_of("gradients", type, gradients);
     expect_length("gradients", total(request, &Widths::first), gradients.size());
     expect_length("occurrences", request.size(), occurrences.size());
     if (clicks.has_value()) expect_length("clicks", request.size(), clicks->size());
@@ -79,7 +94,7 @@ class BoundTableGroup {
     UpdateReport report;
     {
       nb::gil_scoped_release release;
-      report = group_.apply_gradients(request, gradients.data(), occurrences.data(), step, tablets,
+      report = group_.apply_gradients(request, {row_type, gradients.data()}, occurrences.data(), step, tablets,
                                       clicks.has_value() ? clicks->data() : nullptr);
     }
     nb::list updates;
@@ -410,9 +425,9 @@ void bind_table(nb::module_& m) {
       .def("add_table", &BoundTableGroup::add_table, "spec"_a)
       .def("drop_table", &BoundTableGroup::drop_table, "table"_a)
       .def("lookup", &BoundTableGroup::lookup, "tables"_a.noconvert(), "keys"_a.noconvert(), "splits"_a.noconvert(),
-           "absent"_a, "out"_a.noconvert())
+           "absent"_a, "type"_a, "out"_a.noconvert())
       .def("apply_gradients", &BoundTableGroup::apply_gradients, "tables"_a.noconvert(), "keys"_a.noconvert(),
-           "splits"_a.noconvert(), "gradients"_a.noconvert(), "occurrences"_a.noconvert(), "step"_a,
+           "splits"_a.noconvert(), "type"_a, "gradients"_a.noconvert(), "occurrences"_a.noconvert(), "step"_a,
            "mask"_a.noconvert().none(), "clicks"_a.noconvert().none())
       .def("assign", &BoundTableGroup::assign, "tables"_a.noconvert(), "keys"_a.noconvert(), "splits"_a.noconvert(),
            "weights"_a.noconvert(), "state"_a.noconvert().none(), "if_absent"_a, "now"_a, "mask"_a.noconvert().none())

@@ -46,16 +46,14 @@ void widen(const std::string& type, const Vector<const uint16_t>& bits, const Ve
     best_kernels().widen(row_type, from + start, static_cast<uint32_t>(std::min(kPiece, count - start)), to + start);
 }
 
-// The kernel makes rows, where every value is finite; on the wire infinite and NaN stay what they are, to be refused.
-void restore_non_finite(RowType type, const float* values, uint32_t n, uint16_t* bits) {
-  const uint32_t infinite = type == RowType::float16 ? 0x7c00U : 0x7f80U;
-  const uint32_t nan = infinite | (type == RowType::float16 ? 0x0200U : 0x0040U);
-  for (uint32_t c = 0; c < n; ++c) {
-    const uint32_t value = __builtin_bit_cast(uint32_t, values[c]);
-    const uint32_t magnitude = value & 0x7fffffffU;
-    const uint32_t special = (value >> 16 & 0x8000U) | (magnitude > 0x7f800000U ? nan : infinite);
-    bits[c] = static_cast<uint16_t>(magnitude >= 0x7f800000U ? special : bits[c]);
-  }
+// Bytes that nobody has set yet, and their memory. The caller sets them before the bytes are seen by anyone else: then it is
+// as if they had been made so, and a message needs no copy from where it was put together.
+nb::tuple unset_bytes(size_t size) {
+  PyObject* made = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size));
+  if (made == nullptr) throw nb::python_error();
+  nb::object bytes = nb::steal(made);
+  nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> memory(PyBytes_AS_STRING(made), {size}, bytes);
+  return nb::make_tuple(bytes, memory);
 }
 
 void narrow(const std::string& type, const Vector<const float>& values, const Vector<uint16_t>& out) {
@@ -64,16 +62,14 @@ void narrow(const std::string& type, const Vector<const float>& values, const Ve
   const float* from = values.data();
   uint16_t* to = out.data();
   nb::gil_scoped_release release;
-  for (size_t start = 0; start < count; start += kPiece) {
-    const auto n = static_cast<uint32_t>(std::min(kPiece, count - start));
-    best_kernels().narrow_nearest(row_type, from + start, n, to + start);
-    restore_non_finite(row_type, from + start, n, to + start);
-  }
+  for (size_t start = 0; start < count; start += kPiece)
+    best_kernels().narrow_any(row_type, from + start, static_cast<uint32_t>(std::min(kPiece, count - start)), to + start);
 }
 
 }  // namespace
 
 void bind_wire(nb::module_& m) {
+  m.def("unset_bytes", &unset_bytes, "size"_a);
   m.def("widen", &widen, "type"_a, "bits"_a.noconvert(), "out"_a.noconvert());
   m.def("narrow", &narrow, "type"_a, "values"_a.noconvert(), "out"_a.noconvert());
 }

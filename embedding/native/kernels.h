@@ -69,13 +69,17 @@ struct Kernels {
   // Row of each of `count` keys in its bucket, kNoRow where it is not there. `passed` gets the numbers of those that may
   // lie in a later bucket, or whose bucket has no room for them; how many is returned.
   size_t (*find_rows)(const Bucket* const* buckets, const uint64_t* keys, size_t count, uint32_t* rows, uint8_t* passed);
-  // Rows of one table's keys, as float32. The rows of absent keys are not written: `absent` gets their numbers, ascending, and
+  // Rows of one table's keys, as `type`. The rows of absent keys are not written: `absent` gets their numbers, ascending, and
   // how many is returned.
-  size_t (*read_rows)(const RowSource& source, const uint64_t* keys, size_t count, float* out, uint32_t* absent);
+  size_t (*read_rows)(const RowSource& source, const uint64_t* keys, size_t count, RowType type, void* out, uint32_t* absent);
 
   void (*widen)(RowType type, const uint16_t* row, uint32_t n, float* weights);
+  // `count` rows of `dim` values, one after another in `out`.
+  void (*widen_rows)(RowType type, const uint16_t* const* rows, size_t count, uint32_t dim, float* out);
   // Nearest, ties to even; a finite value never becomes infinite.
   void (*narrow_nearest)(RowType type, const float* weights, uint32_t n, uint16_t* row);
+  // The same, but NaN and infinite values stay what they are.
+  void (*narrow_any)(RowType type, const float* values, uint32_t n, uint16_t* out);
   // Up or down at random with the probability of the remainder; `stream` seeds the bits.
   void (*narrow_stochastic)(RowType type, const float* weights, uint32_t n, uint64_t stream, uint16_t* row);
 };

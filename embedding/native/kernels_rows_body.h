@@ -15,11 +15,21 @@ inline float float16_to_float32(uint16_t half) {
   return __builtin_bit_cast(float, bits | sign);
 }
 
-void widen(RowType type, const uint16_t* __restrict row, uint32_t n, float* __restrict weights) {
+[[gnu::always_inline]] inline void widen_row(RowType type, const uint16_t* __restrict row, uint32_t n, float* __restrict weights) {
   if (type == RowType::bfloat16) {
     for (uint32_t c = 0; c < n; ++c) weights[c] = __builtin_bit_cast(float, static_cast<uint32_t>(row[c]) << 16);
   } else {
     for (uint32_t c = 0; c < n; ++c) weights[c] = float16_to_float32(row[c]);
+  }
+}
+
+void widen(RowType type, const uint16_t* row, uint32_t n, float* weights) { widen_row(type, row, n, weights); }
+
+void widen_rows(RowType type, const uint16_t* const* rows, size_t count, uint32_t dim, float* out) {
+  if (type == RowType::bfloat16 && dim == 16) {
+    for (size_t i = 0; i < count; ++i) widen_row(RowType::bfloat16, rows[i], 16, out + i * 16);
+  } else {
+    for (size_t i = 0; i < count; ++i) widen_row(type, rows[i], dim, out + i * dim);
   }
 }
 
@@ -57,6 +67,29 @@ void narrow_nearest(RowType type, const float* __restrict weights, uint32_t n, u
     }
   } else {
     for (uint32_t c = 0; c < n; ++c) row[c] = to_float16(weights[c], 0, true);
+  }
+}
+
+// Rows hold finite values only; what travels may be anything.
+inline uint16_t keep_non_finite(RowType type, float x, uint16_t narrowed) {
+  const uint32_t infinite = type == RowType::float16 ? 0x7c00U : 0x7f80U;
+  const uint32_t nan = infinite | (type == RowType::float16 ? 0x0200U : 0x0040U);
+  const uint32_t bits = __builtin_bit_cast(uint32_t, x);
+  const uint32_t magnitude = bits & 0x7fffffffU;
+  const uint32_t special = (bits >> 16 & 0x8000U) | (magnitude > 0x7f800000U ? nan : infinite);
+  return static_cast<uint16_t>(magnitude >= 0x7f800000U ? special : narrowed);
+}
+
+inline uint16_t to_any_bfloat16(float x) {
+  const uint32_t bits = __builtin_bit_cast(uint32_t, x);
+  return keep_non_finite(RowType::bfloat16, x, to_bfloat16(x, 0x7fffU + (bits >> 16 & 1U)));
+}
+
+void narrow_any(RowType type, const float* __restrict values, uint32_t n, uint16_t* __restrict out) {
+  if (type == RowType::bfloat16) {
+    for (uint32_t c = 0; c < n; ++c) out[c] = to_any_bfloat16(values[c]);
+  } else {
+    for (uint32_t c = 0; c < n; ++c) out[c] = keep_non_finite(type, values[c], to_float16(values[c], 0, true));
   }
 }
 
@@ -124,10 +157,28 @@ template <size_t kStep>
   }
 }
 
-// kDim: the width, or 0 for the source's.
-template <uint32_t kDim>
-[[gnu::always_inline]] inline size_t read_rows_of(const RowSource& source, const uint64_t* keys, size_t count, float* out,
-                                                  uint32_t* absent) {
+// A row of any type as another 16-bit type.
+void narrow_row(const RowSource& source, const char* row, RowType type, uint16_t* out) {
+  if (source.type == type) {
+    __builtin_memcpy(out, row, source.dim * sizeof(uint16_t));
+  } else if (source.type == RowType::float32) {
+    narrow_any(type, reinterpret_cast<const float*>(row), source.dim, out);
+  } else {
+    constexpr uint32_t kPiece = 64;
+    float values[kPiece];
+    for (uint32_t c = 0; c < source.dim; c += kPiece) {
+      const uint32_t n = source.dim - c < kPiece ? source.dim - c : kPiece;
+      widen(source.type, reinterpret_cast<const uint16_t*>(row) + c, n, values);
+      narrow_any(type, values, n, out + c);
+    }
+  }
+}
+
+// kDim: the width of rows that lie as float32 (and leave as float32 or bfloat16), or 0 for any.
+// Out: float, or uint16_t for rows of the 16-bit `type`.
+template <uint32_t kDim, typename Out>
+[[gnu::always_inline]] inline size_t read_rows_of(const RowSource& source, const uint64_t* keys, size_t count, RowType type,
+                                                  Out* out, uint32_t* absent) {
   const RowStore& store = *source.store;
   const uint32_t dim = kDim == 0 ? source.dim : kDim;
   const uint32_t bytes = kDim == 0 ? store.weight_bytes() : kDim * sizeof(float);
@@ -166,6 +217,13 @@ template <uint32_t kDim>
       const char* row = rows[i % kReadsOnTheWay];
       if (row == nullptr) {
         absent[absent_count++] = static_cast<uint32_t>(i);
+      } else if constexpr (sizeof(Out) == sizeof(uint16_t)) {
+        if constexpr (kDim != 0) {
+          const auto* values = reinterpret_cast<const float*>(row);
+          for (uint32_t c = 0; c < kDim; ++c) out[i * kDim + c] = to_any_bfloat16(values[c]);
+        } else {
+          narrow_row(source, row, type, out + i * dim);
+        }
       } else if (kDim != 0 || source.type == RowType::float32) {
         copy_row(reinterpret_cast<char*>(out + i * dim), row, bytes);
       } else {
@@ -176,11 +234,16 @@ template <uint32_t kDim>
   return absent_count;
 }
 
-size_t read_rows(const RowSource& source, const uint64_t* keys, size_t count, float* out, uint32_t* absent) {
-  const bool is_float32 = source.type == RowType::float32;
-  if (is_float32 && source.dim == 16) return read_rows_of<16>(source, keys, count, out, absent);
-  return read_rows_of<0>(source, keys, count, out, absent);
+size_t read_rows(const RowSource& source, const uint64_t* keys, size_t count, RowType type, void* out, uint32_t* absent) {
+  const bool is_plain = source.type == RowType::float32 && source.dim == 16;
+  if (type == RowType::float32) {
+    auto* rows = static_cast<float*>(out);
+    return is_plain ? read_rows_of<16>(source, keys, count, type, rows, absent) : read_rows_of<0>(source, keys, count, type, rows, absent);
+  }
+  auto* rows = static_cast<uint16_t*>(out);
+  if (is_plain && type == RowType::bfloat16) return read_rows_of<16>(source, keys, count, RowType::bfloat16, rows, absent);
+  return read_rows_of<0>(source, keys, count, type, rows, absent);
 }
 
-constexpr Kernels kSet = {KERNEL_SET_NAME, draw_block,     start_state, accepts,        update_row,
-                          update_rows,     sum_of_squares, find_rows, read_rows, widen,       narrow_nearest, narrow_stochastic};
+constexpr Kernels kSet = {KERNEL_SET_NAME, draw_block, start_state, accepts,    update_row,     update_rows, sum_of_squares,
+                          find_rows,       read_rows,  widen,       widen_rows, narrow_nearest, narrow_any,  narrow_stochastic};

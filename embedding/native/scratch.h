@@ -27,6 +27,7 @@ struct TableGroup::Scratch {
   Partition partition;
   DuplicateFinder duplicates;
   std::vector<float> row;
+  std::vector<float> wide, all_wide;  // gradients of a block, of a push
   std::vector<size_t> offsets;
   std::vector<uint8_t> touched;
   std::vector<uint32_t> missing;

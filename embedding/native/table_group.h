@@ -30,6 +30,14 @@ struct Request {
   size_t size() const { return table_count == 0 ? 0 : static_cast<size_t>(splits[table_count]); }
 };
 
+// One row of values a key, table after table. Rows of a 16-bit type are widened where they are used.
+struct Gradients {
+  RowType type;
+  const void* values;
+
+  size_t value_bytes() const { return type == RowType::float32 ? sizeof(float) : sizeof(uint16_t); }
+};
+
 struct DuplicateKey {
   size_t table;  // position in the request
   uint64_t key;
@@ -134,10 +142,10 @@ class TableGroup {
   int32_t add_table(TableSpec spec);
   void drop_table(int32_t table);
 
-  // Rows of all keys, table after table, float32. A key may stand more than once.
-  void lookup(const Request& request, AbsentRows absent, float* out);
+  // Rows of all keys, table after table, as `type`. A key may stand more than once.
+  void lookup(const Request& request, AbsentRows absent, RowType type, void* out);
   // `mask` (tablets() bools) or nullptr for all; `clicks`, one a key, or nullptr for none.
-  UpdateReport apply_gradients(const Request& request, const float* gradients, const uint32_t* occurrences,
+  UpdateReport apply_gradients(const Request& request, const Gradients& gradients, const uint32_t* occurrences,
                                const UpdateStep& step, const bool* mask, const uint32_t* clicks = nullptr);
   // Rows set. New keys for which a full part finds no room are left out, the largest first.
   int64_t assign(const Request& request, const float* weights, const float* state, bool if_absent, uint32_t now,
@@ -181,7 +189,9 @@ class TableGroup {
   int64_t assign_rows(Table& table, const GivenRows& given, const bool* mask);
   void import_rows(Table& table, size_t tablet, const TableRowsView& view, TabletState state);
   void clear_tablet(size_t tablet);
-  void lookup_range(const Request& request, AbsentRows absent, const size_t* offsets, size_t begin, size_t end, float* out);
+  void lookup_range(const Request& request, AbsentRows absent, const size_t* offsets, size_t begin, size_t end, RowType type,
+                    void* out);
+  void widen_all(const Gradients& gradients, std::vector<float>& out) const;
   void absent_row(const Table& table, uint64_t key, AbsentRows absent, float* out) const;
   // Runs the work of so many keys on the table threads, or on the calling thread alone.
   void share_out(size_t keys, const std::function<void(size_t)>& work) { keys < kThreadedKeys ? work(0) : pool_.run(work); }

@@ -13,20 +13,29 @@ constexpr size_t kLookupBlock = 16384;  // keys read under one set of locks
 }  // namespace
 
 void TableGroup::lookup_range(const Request& request, AbsentRows absent, const size_t* offsets, size_t begin, size_t end,
-                              float* out) {
+                              RowType type, void* out) {
   const int64_t* splits = request.splits;
+  const size_t value_bytes = type == RowType::float32 ? sizeof(float) : sizeof(uint16_t);
   std::vector<uint32_t>& missing = scratch().missing;
+  std::vector<float>& wide = scratch().row;
   size_t t = static_cast<size_t>(std::upper_bound(splits, splits + request.table_count + 1, static_cast<int64_t>(begin)) - splits) - 1;
   for (; begin < end; ++t) {
     const size_t count = std::min(end, static_cast<size_t>(splits[t + 1])) - begin;
     if (count == 0) continue;
     const Table& table = this->table(request.tables[t]);
     const uint64_t* keys = request.keys + begin;
-    float* rows = out + offsets[t] + (begin - static_cast<size_t>(splits[t])) * table.dim();
+    const size_t dim = table.dim();
+    char* rows = static_cast<char*>(out) + (offsets[t] + (begin - static_cast<size_t>(splits[t])) * dim) * value_bytes;
     if (missing.size() < count) missing.resize(count);
     const RowSource source = {table.parts.get(), &table.store, table.spec.row_type, table.dim(), tablet_bits_};
-    const size_t missing_count = kernels_.read_rows(source, keys, count, rows, missing.data());
-    for (size_t i = 0; i < missing_count; ++i) absent_row(table, keys[missing[i]], absent, rows + size_t{missing[i]} * table.dim());
+    const size_t missing_count = kernels_.read_rows(source, keys, count, type, rows, missing.data());
+    if (wide.size() < dim) wide.resize(dim);
+    for (size_t i = 0; i < missing_count; ++i) {
+      char* row = rows + size_t{missing[i]} * dim * value_bytes;
+      float* weights = type == RowType::float32 ? reinterpret_cast<float*>(row) : wide.data();
+      absent_row(table, keys[missing[i]], absent, weights);
+      if (type != RowType::float32) kernels_.narrow_any(type, weights, table.dim(), reinterpret_cast<uint16_t*>(row));
+    }
     begin += count;
   }
 }
@@ -48,7 +57,7 @@ void TableGroup::absent_row(const Table& table, uint64_t key, AbsentRows absent,
   }
 }
 
-void TableGroup::lookup(const Request& request, AbsentRows absent, float* out) {
+void TableGroup::lookup(const Request& request, AbsentRows absent, RowType type, void* out) {
   std::shared_lock structure(structure_);
   require(request.tables, request.table_count);
   Scratch& mine = scratch();
@@ -75,7 +84,7 @@ void TableGroup::lookup(const Request& request, AbsentRows absent, float* out) {
       for (size_t tablet = 0; tablet < tablets(); ++tablet) {
         if (touched[tablet]) locks.add(tablet);
       }
-      lookup_range(request, absent, offsets, begin, end, out);
+      lookup_range(request, absent, offsets, begin, end, type, out);
     }
   };
   share_out(n, work);

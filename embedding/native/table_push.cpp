@@ -85,7 +85,7 @@ TableGroup::Partition& TableGroup::partition_unique(const Request& request, cons
 // Updates the keys of a range of tablets, whose locks are held alone.
 class TableGroup::Push {
  public:
-  Push(TableGroup& group, const Request& request, Partition& partition, const float* gradients, const uint32_t* clicks,
+  Push(TableGroup& group, const Request& request, Partition& partition, const Gradients& gradients, const uint32_t* clicks,
        const UpdateStep& step, const size_t* offsets, const std::vector<std::vector<BlockPlan>>& plans, UpdateReport& report)
       : group_(group),
         finder_(group.kernels_, group.tablet_bits_),
@@ -102,6 +102,9 @@ class TableGroup::Push {
     std::vector<float>& row = scratch().row;
     if (row.size() < size_t{3} * widest) row.resize(size_t{3} * widest);
     row_ = row.data();
+    std::vector<float>& wide = scratch().wide;
+    if (gradients.type != RowType::float32 && wide.size() < KeyBlock::kSize * widest) wide.resize(KeyBlock::kSize * widest);
+    wide_ = wide.data();
     for (size_t t = 0; t < request.table_count; ++t) {
       const TableSpec& spec = group.table(request.tables[t]).spec;
       unknown_plans_.push_back(spec.unknown_table < 0 ? std::vector<BlockPlan>{} : group.table(spec.unknown_table).plan(step));
@@ -143,7 +146,7 @@ class TableGroup::Push {
       const size_t tablet = group_.tablet_of(sorted[i].first);
       keys.clear();
       for (; i < sorted.size() && group_.tablet_of(sorted[i].first) == tablet; ++i) {
-        const float* row_gradient = gradient(sorted[i].second, table_index);
+        const auto* row_gradient = reinterpret_cast<const float*>(gradient(sorted[i].second, table_index));
         if (!table.accepts(plans_[table_index], row_gradient)) continue;
         keys.push_back({sorted[i].first, sorted[i].second, row_gradient, partition_.occurrences[sorted[i].second], 0, false});
       }
@@ -161,10 +164,25 @@ class TableGroup::Push {
     }
   }
 
-  const float* gradient(size_t entry, size_t table_index) const {
+  const char* gradient(size_t entry, size_t table_index) const {
     const size_t i = partition_.order[entry];
     const size_t dim = group_.table(request_.tables[table_index]).dim();
-    return gradients_ + offsets_[table_index] + (i - static_cast<size_t>(request_.splits[table_index])) * dim;
+    const size_t value = offsets_[table_index] + (i - static_cast<size_t>(request_.splits[table_index])) * dim;
+    return static_cast<const char*>(gradients_.values) + value * gradients_.value_bytes();
+  }
+
+  // The gradients of a block's keys as float32; valid until the next call.
+  void widen_gradients(const KeyBlock& block, const float** rows) const {
+    const uint32_t dim = block.table->dim();
+    const uint16_t* narrow[KeyBlock::kSize];
+    for (size_t i = 0; i < block.count; ++i) {
+      const char* row = gradient(block.first + i, block.table_index);
+      rows[i] = reinterpret_cast<const float*>(row);
+      narrow[i] = reinterpret_cast<const uint16_t*>(row);
+    }
+    if (gradients_.type == RowType::float32) return;
+    group_.kernels_.widen_rows(gradients_.type, narrow, block.count, dim, wide_);
+    for (size_t i = 0; i < block.count; ++i) rows[i] = wide_ + i * dim;
   }
 
   // Within a group of tablets the keys of a table follow one another, in request order.
@@ -182,7 +200,7 @@ class TableGroup::Push {
     block.keys = partition_.keys.data() + next_;
     const size_t dim = block.table->dim();
     for (size_t i = 0; i < count; ++i) {
-      prefetch_bytes<0>(gradient(next_ + i, table_), dim * sizeof(float));
+      prefetch_bytes<0>(gradient(next_ + i, table_), dim * gradients_.value_bytes());
     }
     next_ += count;
     return true;
@@ -194,11 +212,13 @@ class TableGroup::Push {
     const std::vector<BlockPlan>& plan = plans_[block.table_index];
     RowWrites writes;
     size_t entries[KeyBlock::kSize];  // of the writes
+    const float* gradients[KeyBlock::kSize];
+    widen_gradients(block, gradients);
     for (size_t i = 0; i < block.count; ++i) {
       const size_t entry = block.first + i;
       if (!partition_.skipped.empty() && partition_.skipped[entry]) continue;
       const uint64_t key = block.keys[i];
-      const float* row_gradient = gradient(entry, block.table_index);
+      const float* row_gradient = gradients[i];
       const size_t tablet = group_.tablet_of(key);
       if (block.rows[i] == kNoRow) {
         if (!table.accepts(plan, row_gradient)) {
@@ -247,7 +267,7 @@ class TableGroup::Push {
   RowFinder finder_;
   const Request& request_;
   Partition& partition_;
-  const float* gradients_;
+  const Gradients gradients_;
   const uint32_t* clicks_;  // or nullptr
   const UpdateStep& step_;
   const size_t* offsets_;
@@ -255,10 +275,19 @@ class TableGroup::Push {
   UpdateReport& report_;
   std::vector<std::vector<BlockPlan>> unknown_plans_;
   float* row_;
+  float* wide_;  // gradients of one block, if they travel in 16 bits
   size_t next_ = 0, end_ = 0, table_ = 0;
 };
 
-UpdateReport TableGroup::apply_gradients(const Request& request, const float* gradients, const uint32_t* occurrences,
+void TableGroup::widen_all(const Gradients& gradients, std::vector<float>& out) const {
+  constexpr size_t kPiece = size_t{1} << 20;  // kernels count in 32 bits
+  const auto* values = static_cast<const uint16_t*>(gradients.values);
+  for (size_t start = 0; start < out.size(); start += kPiece) {
+    kernels_.widen(gradients.type, values + start, static_cast<uint32_t>(std::min(kPiece, out.size() - start)), out.data() + start);
+  }
+}
+
+UpdateReport TableGroup::apply_gradients(const Request& request, const Gradients& given, const uint32_t* occurrences,
                                          const UpdateStep& step, const bool* mask, const uint32_t* clicks) {
   std::shared_lock structure(structure_);
   require(request.tables, request.table_count);
@@ -275,6 +304,13 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const float* gr
   const bool any_plan = std::any_of(request.tables, request.tables + request.table_count,
                                     [&](int32_t id) { return needs_plan(table(id).spec); });
   parted.skipped.assign(any_plan ? request.size() : 0, 0);
+  Gradients gradients = given;
+  if (any_plan && given.type != RowType::float32) {
+    // Plans hold on to the gradients of whole tablets.
+    mine.all_wide.resize(offsets[request.table_count]);
+    widen_all(given, mine.all_wide);
+    gradients = {RowType::float32, mine.all_wide.data()};
+  }
   UpdateReport total;
   total.tables.resize(request.table_count);
   total.refused_keys.resize(request.table_count);

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from embershard.embedding.native_table_group import NativeTableGroup, kernel_sets
 from embershard.embedding.policies import row_limit
 from embershard.embedding.reference import ReferenceTableGroup
+from embershard.embedding.row_types import STORED_DTYPES, narrow_any, widen
 from embershard.embedding.table_config import (
     Capacity,
     ColumnBlock,
@@ -66,13 +67,13 @@ class TwinMachine(RuleBasedStateMachine):
     def tables(self) -> list[TableConfig]:
         return list(POLICY_TABLES)
 
-    @rule(seed=st.integers(0, 2**32), masked=st.booleans())
-    def push(self, seed: int, masked: bool) -> None:
+    @rule(seed=st.integers(0, 2**32), masked=st.booleans(), dtype=st.sampled_from(list(STORED_DTYPES)))
+    def push(self, seed: int, masked: bool, dtype: str) -> None:
         rng = np.random.default_rng(seed)
         self.step += int(rng.integers(1, 5))
         self.now += int(rng.integers(0, 20))
         request = request_of(rng, self.tables())
-        gradients = gradients_for(rng, request, {table.name: table.dim for table in self.tables()})
+        gradients = narrow_any(dtype, gradients_for(rng, request, {table.name: table.dim for table in self.tables()}))
         occurrences = rng.integers(1, 4, len(request.keys)).astype(np.uint32)
         step = UpdateStep(
             examples=int(rng.integers(1, 9)),
@@ -88,10 +89,20 @@ class TwinMachine(RuleBasedStateMachine):
         reference = self.reference.apply_gradients(request, gradients, occurrences, step, mask, clicks)
         assert native == reference
 
-    @rule(seed=st.integers(0, 2**32), absent=st.sampled_from(["initial", "zeros", "unseen"]))
-    def lookup(self, seed: int, absent: str) -> None:
+    @rule(
+        seed=st.integers(0, 2**32),
+        absent=st.sampled_from(["initial", "zeros", "unseen"]),
+        dtype=st.sampled_from(list(STORED_DTYPES)),
+    )
+    def lookup(self, seed: int, absent: str, dtype: str) -> None:
         request = request_of(np.random.default_rng(seed), self.tables(), 100)
-        assert same_bits(self.native.lookup(request, absent), self.reference.lookup(request, absent))
+        rows = self.native.lookup(request, absent)
+        assert same_bits(rows, self.reference.lookup(request, absent))
+        outs = [np.full(rows.shape, 1, STORED_DTYPES[dtype]) for _ in range(2)]
+        for group, out in zip((self.native, self.reference), outs, strict=True):
+            assert group.lookup(request, absent, out) is out
+        assert same_bits(*outs)
+        assert same_bits(outs[0], narrow_any(dtype, rows))
 
     @rule(seed=st.integers(0, 2**32), with_state=st.booleans(), if_absent=st.booleans(), most=st.sampled_from([8, 90]))
     def assign(self, seed: int, with_state: bool, if_absent: bool, most: int) -> None:
@@ -246,3 +257,48 @@ def test_steps_beyond_the_cached_bias_corrections_give_the_same_bits() -> None:
         for _ in range(4):
             group.apply_gradients(request, np.ones(3, np.float32), np.ones(1, np.uint32), UpdateStep())
     assert_same_rows(native, reference)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kernels", kernel_sets())
+def test_large_requests_of_16_bit_values_give_the_bits_of_the_same_float32_values(kernels: str, dtype: str) -> None:
+    rng = np.random.default_rng(5)
+    keys = rng.integers(0, 1 << 64, 20_000, dtype=np.uint64)
+    tables = {"usual": 16, "narrow": 1, "odd": 21, "wide": 130}
+    request = TableKeys.concat(dict.fromkeys(tables, keys))
+    halves = STORED_DTYPES.keys() - {"float32"}
+    wide_group, narrow_group = (NativeTableGroup(4, threads, kernels) for threads in (1, 2))
+    for group in (wide_group, narrow_group):
+        for name, dim in tables.items():
+            group.ensure_table(TableConfig(name=name, blocks=(ColumnBlock(dim=dim),)))
+    gradients = narrow_any(dtype, rng.normal(0, 0.1, len(keys) * sum(tables.values())).astype(np.float32))
+    occurrences = np.ones(len(request.keys), np.uint32)
+    for step in (UpdateStep(step=1), UpdateStep(step=2)):
+        wide_group.apply_gradients(request, widen(dtype, gradients), occurrences, step)
+        narrow_group.apply_gradients(request, gradients, occurrences, step)
+    rows = wide_group.lookup(request)
+    assert same_bits(rows, narrow_group.lookup(request))
+    for half in halves:
+        out = np.empty(rows.shape, STORED_DTYPES[half])
+        assert same_bits(narrow_group.lookup(request, "initial", out), narrow_any(half, rows))
+
+
+def test_values_of_another_dtype_or_length_are_refused_and_change_nothing() -> None:
+    group = NativeTableGroup(BITS)
+    group.ensure_table(TableConfig(name="user", blocks=(ColumnBlock(dim=2),)))
+    request, occurrences = TableKeys.of("user", np.array([1, 2], np.uint64)), np.ones(2, np.uint32)
+    for wrong in (np.zeros(4), np.zeros(4, np.int16), np.zeros(4, np.uint8)):
+        with pytest.raises(TypeError, match="expected values of float32, float16 or uint16"):
+            group.apply_gradients(request, wrong, occurrences, UpdateStep())
+        with pytest.raises(TypeError, match="expected values of float32, float16 or uint16"):
+            group.lookup(request, "initial", wrong)
+    for dtype in STORED_DTYPES.values():
+        with pytest.raises(ValueError, match="of length 4, got 3"):
+            group.apply_gradients(request, np.zeros(3, dtype), occurrences, UpdateStep())
+        with pytest.raises(ValueError, match="of length 4, got 5"):
+            group.lookup(request, "initial", np.zeros(5, dtype))
+        read_only = np.zeros(4, dtype)
+        read_only.flags.writeable = False
+        with pytest.raises(TypeError):
+            group.lookup(request, "initial", read_only)
+    assert group.stats()["user"].rows == 0

@@ -109,11 +109,14 @@ int main() {
         }
         const Call call(all, of_each);
         const std::vector<float> gradients(kBatch * (3 + 5 + 5), 1.0F);
+        const std::vector<uint16_t> narrow_gradients(kBatch * (3 + 5 + 5), 0x3f80);
+        const Gradients given = push % 2 != 0 ? Gradients{RowType::float32, gradients.data()}
+                                              : Gradients{RowType::bfloat16, narrow_gradients.data()};
         const std::vector<uint32_t> occurrences(kBatch * all.size(), 1);
         UpdateStep step;
         step.now = now.fetch_add(1);
         const UpdateReport report =
-            group.apply_gradients(call.request(), gradients.data(), occurrences.data(), step, nullptr, occurrences.data());
+            group.apply_gradients(call.request(), given, occurrences.data(), step, nullptr, occurrences.data());
         expect(report.tables[0].applied == static_cast<int64_t>(kBatch), "every key of a push is applied");
       }
     });
@@ -123,9 +126,14 @@ int main() {
     others.emplace_back([&, reader] {
       std::mt19937_64 random(static_cast<uint64_t>(reader) + 70);
       std::vector<float> out(kBatch * (3 + 5 + 5));
+      std::vector<uint16_t> narrow_out(out.size());
       while (!done.load()) {
         const Call call(all, sample(random, keys, kBatch));
-        group.lookup(call.request(), AbsentRows::unseen, out.data());
+        group.lookup(call.request(), AbsentRows::unseen, RowType::bfloat16, narrow_out.data());
+        for (size_t i = 0; i < kBatch; ++i) {
+          expect(narrow_out[3 * i] == narrow_out[3 * i + 1] && narrow_out[3 * i] == narrow_out[3 * i + 2], "a row is read whole");
+        }
+        group.lookup(call.request(), AbsentRows::unseen, RowType::float32, out.data());
         for (size_t i = 0; i < kBatch; ++i) {
           expect(out[3 * i] == out[3 * i + 1] && out[3 * i] == out[3 * i + 2], "a row is read whole");
         }
@@ -157,7 +165,7 @@ int main() {
 
   std::vector<float> weights(kKeys * 3);
   const Call call({counted}, keys);
-  group.lookup(call.request(), AbsentRows::zeros, weights.data());
+  group.lookup(call.request(), AbsentRows::zeros, RowType::float32, weights.data());
   uint64_t total = 0;
   for (size_t i = 0; i < kKeys; ++i) {
     expect(weights[3 * i] == -static_cast<float>(pushed[i].load()), "no update is lost");
@@ -182,7 +190,7 @@ int main() {
   expect(counted_total == total, "counts are conserved");
   expect(clicks_total == total, "clicks are conserved");
   std::vector<float> copied(kKeys * 3);
-  copy.lookup(Call({0}, keys).request(), AbsentRows::zeros, copied.data());
+  copy.lookup(Call({0}, keys).request(), AbsentRows::zeros, RowType::float32, copied.data());
   expect(copied == weights, "an imported copy reads the same");
   const int64_t held = copy.stats(0).rows;
   expect(group.erase(call.request(), nullptr) == held, "every row can be erased");

@@ -11,6 +11,7 @@ from shard_states import shard_state
 from embershard.embedding.errors import DuplicateKeyError, TableConflictError, UnknownTableError
 from embershard.embedding.native_table_group import NativeTableGroup
 from embershard.embedding.reference import ReferenceTableGroup
+from embershard.embedding.row_types import narrow_any
 from embershard.embedding.store import Pull, Push, PushToken
 from embershard.embedding.table_config import Adagrad, Adam, Capacity, ColumnBlock, MinCount, Score, TableConfig, Ttl
 from embershard.embedding.table_group import TableKeys
@@ -83,6 +84,7 @@ def request(rng, table=USER, count=6):
 
 def push(rng, unit, batch, lease=1, table=USER, **options):
     keys, gradients = request(rng, table)
+    gradients = narrow_any(rng.choice(["float32", "bfloat16"]), gradients)  # as they came
     occurrences = rng.integers(1, 5, len(keys.keys)).astype(np.uint32)
     if table.keeps_clicks:
         options["clicks"] = rng.integers(0, occurrences + np.uint32(1)).astype(np.uint32)

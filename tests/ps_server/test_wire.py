@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embershard.embedding.row_types import dtype_name, narrow_any, widen
 from embershard.embedding.store import Exchange, Pull, Push, PushReport, PushToken, Rows
 from embershard.embedding.table_group import TableKeys, TableUpdate
 from embershard.ps_server import chunks
@@ -14,6 +15,7 @@ from embershard.ps_server import parameter_server_pb2 as pb
 from embershard.ps_server.errors import RequestTooLargeError, WireFormatError
 from embershard.ps_server.message_fields import join_message, split_message
 from embershard.ps_server.wire import (
+    ExchangeReplyRoom,
     NormSummary,
     cluster_hash,
     decode_exchange,
@@ -96,9 +98,11 @@ def same_keys(left, right):
 
 
 def same_push(left, right):
-    arrays = ("gradients", "occurrences", "seen_pushes", "clicks")
+    arrays = ("occurrences", "seen_pushes", "clicks")
+    gradients = [widen(dtype_name(push.gradients), push.gradients) for push in (left, right)]
     return (
         same_keys(left.keys, right.keys)
+        and np.array_equal(*gradients)
         and all(np.array_equal(getattr(left, name), getattr(right, name)) for name in arrays)
         and (left.token, left.examples, left.step, left.now, left.lr_scale, left.recomputed)
         == (right.token, right.examples, right.step, right.now, right.lr_scale, right.recomputed)
@@ -144,6 +148,25 @@ def test_answer_comes_back(wire):
     assert answer.wants_checkpoint
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("writes", ["into the message", "elsewhere"])
+def test_reply_whose_rows_are_written_in_place_has_the_bytes_of_one_that_is_put_together(dtype, writes):
+    report = PushReport(1, 2, 3, 4, {"user": TableUpdate(1, 2, 3, 4, 5, 6)}, {"user": (1, 7)})
+    values, pushes = np.array([0.3, -1.7, 2.0, 1e-40, np.inf], np.float32), np.arange(8, dtype=np.uint64)
+    norms = {"item": NormSummary(1.0, 0.5, 9)}
+    expected = encode_exchange_reply(Exchange(report, Rows(KEYS, values, pushes)), WireFormat(dtype), norms)
+    reply = ExchangeReplyRoom(report, dtype, 5, 8, norms)
+    if writes == "into the message":
+        reply.values[:] = pack_values(values, dtype)
+        assert reply.finish(Rows(KEYS, reply.values, pushes)).hex() == expected.hex()
+    else:
+        assert reply.finish(Rows(KEYS, values, pushes)).hex() == expected.hex()
+    empty = Rows(KEYS, np.empty(0, np.float32), pushes)
+    assert ExchangeReplyRoom(None, dtype, 0, 8).finish(empty) == encode_exchange_reply(
+        Exchange(None, empty), WireFormat(dtype)
+    )
+
+
 def test_message_is_plain_protobuf_with_aligned_arrays():
     """What a client in another language sees: the generated code alone reads it, and arrays start at multiples of 8."""
     data = join_message(*exchange_message(HEADER, PUSH, Pull(KEYS), WireFormat(), tablets=TABLETS))
@@ -184,6 +207,14 @@ def test_every_16_bit_value_and_its_neighbours_agree_with_numpy(dtype):
     if dtype == "float16":
         random = np.random.default_rng(0).normal(0, 100, 10_000).astype(np.float32)
         assert pack_values(random, dtype).tobytes() == random.astype(np.float16).tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_values_of_any_bits_are_narrowed_as_numpy_defines_it(dtype):
+    bits = np.random.default_rng(3).integers(0, 1 << 32, 1 << 16, np.uint32)
+    edges = np.array([0x7F7FFFFF, 0x7F7F7FFF, 0x7F7F8000, 0x7F800000, 0xFF800001, 0x477FEFFF, 0x477FF000, 1], np.uint32)
+    values = np.concatenate([bits, edges]).view(np.float32)
+    assert pack_values(values, dtype).tobytes() == narrow_any(dtype, values).tobytes()
 
 
 def test_float16_gradients_are_scaled_by_a_power_of_two():
