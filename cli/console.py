@@ -13,14 +13,16 @@ UNLIMITED_WIDTH = 10_000
 
 def print_json(value: object) -> None:
     """Print `value` as one line of strict JSON (no NaN: an undefined number is null) and flush it."""
-    sys.stdout.write(json.dumps(strict_json(value), allow_nan=False) + "\n")
-    sys.stdout.flush()
+    say(json.dumps(strict_json(value), allow_nan=False))
 
 
 def say(line: str = "") -> None:
     """Print one line for people, as it stands."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    from ..datasets.whole_file import naming_file
+
+    with naming_file("<stdout>"):
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
 
 
 def note(line: str) -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..datasets.synthetic import SyntheticClicks, best_auc
+from ..datasets.whole_file import whole_file
 from ..embedding.checkpoint import open_checkpoint
 from ..embedding.export import export_tables
 from ..feature_map.yaml_file import write_yaml
@@ -75,8 +76,9 @@ def _write_clicks(folder: Path, clicks: SyntheticClicks) -> pa.Table:
     log = pa.concat_tables(clicks.tables())
     training = round(log.num_rows * (1 - TEST_SHARE))
     train, test = log.slice(0, training), log.slice(training)
-    pq.write_table(train, folder / "train.parquet", row_group_size=65_536)
-    pq.write_table(test, folder / "test.parquet", row_group_size=65_536)
+    for rows, name in ((train, "train.parquet"), (test, "test.parquet")):
+        with whole_file(folder / name) as partial:
+            pq.write_table(rows, partial, row_group_size=65_536)
     return test
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..datasets.whole_file import whole_file
 from .console import strict_json
 from .errors import UsageError
 
@@ -15,12 +15,8 @@ from .errors import UsageError
 def save_importance(path: Path, ranked: Sequence[Mapping[str, object]]) -> None:
     """Write the ranking as JSON; the file is replaced at once or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with whole_file(path) as partial:
         partial.write_text(json.dumps(strict_json(ranked), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def load_importance(path: Path, features: Sequence[str]) -> dict[str, float]:

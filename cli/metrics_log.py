@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ..datasets.whole_file import naming_file
+
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
@@ -39,8 +41,9 @@ class MetricsLog:
         """Write `scalars` of `phase` (train, evaluate) at `step`; a value that is None or not finite becomes null."""
         known = {name: value for name, value in scalars.items() if value is not None and math.isfinite(value)}
         line = {"phase": phase, "step": step, **{name: known.get(name) for name in scalars}}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        with naming_file(self._file.name):
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
         if self._writer is not None:
             for name, value in known.items():
                 self._writer.add_scalar(f"{phase}/{name}", value, step)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from ..datasets.schema import ColumnSpec
+from ..datasets.whole_file import naming_file, whole_file
 from ..datasets.work_unit import BatchId
 from ..feature_map import FeatureBatch, FeatureMap
 from ..models.evaluation import predict
@@ -114,16 +114,10 @@ def _write(tables: Iterator[pa.Table], to: Path | None) -> int:
 def _whole_file(path: Path | None) -> Iterator[IO[bytes]]:
     """A stream to stdout, or to a file that takes its name only when all went well."""
     if path is None:
-        yield sys.stdout.buffer
-        sys.stdout.flush()
+        with naming_file("<stdout>"):
+            yield sys.stdout.buffer
+            sys.stdout.flush()
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(path) as partial, partial.open("wb") as stream:
+        yield stream

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
+from ..datasets.whole_file import whole_file
 from .console import format_value, strict_json
 from .run_folder import RunFolder
 
@@ -61,8 +62,9 @@ class RunReport:
 def write_report(run: RunFolder, report: RunReport) -> None:
     """Write `report.json` and `report.md` into the run's folder."""
     text = json.dumps(strict_json(asdict(report)), indent=2, allow_nan=False)
-    run.report.write_text(text + "\n", encoding="utf-8")
-    run.report_text.write_text(_markdown(report), encoding="utf-8")
+    for path, content in ((run.report, text + "\n"), (run.report_text, _markdown(report))):
+        with whole_file(path) as partial:
+            partial.write_text(content, encoding="utf-8")
 
 
 def _markdown(report: RunReport) -> str:

@@ -52,6 +52,8 @@ def opened_store(config: LocalStoreConfig | ClusterStoreConfig) -> Iterator[Embe
             if isinstance(error, KeyboardInterrupt | StoppedError) or exit_code(error) == EXIT_BAD_INPUT:
                 shutil.rmtree(folder)
             else:
+                for push_log in folder.glob("shard-*/"):  # nobody goes on from it, and it may have filled the disk
+                    shutil.rmtree(push_log, ignore_errors=True)
                 note(f"what the shards said is in {folder / 'logs'}")
             raise
         shutil.rmtree(folder)

@@ -96,12 +96,17 @@ class _PendingFolder:
         self._runs, self._config, self._run, self._is_changed = runs, config, run, is_changed
 
     def make(self) -> RunFolder:
-        if self._run is None:
-            self._run = new_run(self._runs, self._config.output.name)
-        if self._is_changed or not self._run.config.exists():
-            write_yaml(self._run.config, self._config.to_dict())
+        run = new_run(self._runs, self._config.output.name) if self._run is None else self._run
+        if self._is_changed or not run.config.exists():
+            try:
+                write_yaml(run.config, self._config.to_dict())
+            except OSError:
+                if self._run is None:
+                    run.path.rmdir()
+                raise
             self._is_changed = False
-        return self._run
+        self._run = run
+        return run
 
     def open_log(self) -> MetricsLog:
         run = self.make()

@@ -12,6 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from .whole_file import whole_file
+
 _CHUNK_ROWS = 65_536
 _ID_STRIDE = 2_654_435_761  # spreads ranks over 40 bits, so that ids look as raw as real ones
 _FEATURE_STRIDE = 97_531
@@ -78,16 +80,11 @@ def write_synthetic_clicks(path: str | Path, clicks: SyntheticClicks) -> Path:
     """The Parquet file written, in row groups of 65,536 rows; an older file is replaced when the new one is whole."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
     pieces = clicks.tables()
     first = next(pieces)
-    try:
-        with pq.ParquetWriter(partial, first.schema) as writer:
-            for table in itertools.chain([first], pieces):
-                writer.write_table(table)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(target) as partial, pq.ParquetWriter(partial, first.schema) as writer:
+        for table in itertools.chain([first], pieces):
+            writer.write_table(table)
     return target
 
 

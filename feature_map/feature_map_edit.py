@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from ..datasets.whole_file import whole_file
 from .config_file import read_yaml
 from .errors import ConfigError
 from .feature_map import FeatureMap
@@ -60,15 +60,11 @@ def _edit(path: Path, section: Sequence[str], edit: Callable[[dict[str, Any], Fe
     data["version"] = new.version
     text = StringIO()
     round_trip.dump(document, text)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with whole_file(path) as partial:
         partial.write_text(text.getvalue(), encoding="utf-8")
         written = FeatureMap.from_dict(_section(read_yaml(partial), section, path), str(path))
         if written != new:
             raise ConfigError(f"{path}: expected an edit that reads back as {new!r}, got {written!r}")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
     return new
 
 

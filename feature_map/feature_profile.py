@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..datasets.whole_file import whole_file
 from . import _native
 from .batch import FeatureBatch
 from .encode_plan import salt_of
@@ -101,7 +102,8 @@ class FeatureProfile:
 
     def save(self, path: str | Path) -> None:
         """Write the numbers as Parquet. Raises: OSError."""
-        pq.write_table(self.to_table(), path)
+        with whole_file(path) as partial:
+            pq.write_table(self.to_table(), partial)
 
 
 PROFILE_SCHEMA = pa.schema(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..datasets.whole_file import whole_file
 from .feature_profile import CategoricalProfile, FeatureProfile, NumericProfile
 
 _INK, _FAINT, _BAR, _SOFT, _WARN = "#1f2937", "#6b7280", "#2563eb", "#93c5fd", "#dc2626"
@@ -20,7 +21,8 @@ def draw_profile(profile: FeatureProfile, path: str | Path) -> None:
     """Write the picture (PNG, SVG or PDF by the file's suffix): what tells the label, is missing, costs memory.
 
     Raises: ImportError saying what to install; OSError."""
-    profile_figure(profile).savefig(path, dpi=110)
+    with whole_file(path) as partial:
+        profile_figure(profile).savefig(partial, dpi=110)
 
 
 def profile_figure(profile: FeatureProfile) -> Any:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..datasets.schema import ColumnSpec
+from ..datasets.whole_file import whole_file
 from ..datasets.work_unit import BatchId
 from . import _native
 from .batch import FeatureBatch
@@ -149,14 +150,12 @@ def values_table(
 
 def write_values(path: Path, tables: list[pa.Table]) -> None:
     """Write rows that are ascending by (table, key); the file appears whole or not at all. Raises: OSError."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with pq.ParquetWriter(partial, VALUE_SCHEMA, compression="zstd", use_dictionary=["table"]) as writer:
-            for table in tables:
-                writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with (
+        whole_file(path) as partial,
+        pq.ParquetWriter(partial, VALUE_SCHEMA, compression="zstd", use_dictionary=["table"]) as writer,
+    ):
+        for table in tables:
+            writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
 
 
 def _kept_sources(feature_map: FeatureMap) -> list[TextSource]:

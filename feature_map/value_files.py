@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ..datasets.whole_file import whole_file
 from .value_dictionary import ROW_GROUP_ROWS, VALUE_SCHEMA, Collision
 
 MERGE_ROWS = 4_000_000
@@ -36,11 +37,12 @@ def merge_values(
     Of texts that share a key the alphabetically first is kept, whatever the order of the files.
     rows_at_once: about how many rows are in memory at a time. Raises: OSError; `to` is then untouched."""
     files = [pq.ParquetFile(path) for path in sorted(str(path) for path in paths)]
-    target = Path(to)
-    partial = target.with_name(target.name + ".partial")
     reports = []
     try:
-        with pq.ParquetWriter(partial, VALUE_SCHEMA, compression="zstd", use_dictionary=["table"]) as writer:
+        with (
+            whole_file(to) as partial,
+            pq.ParquetWriter(partial, VALUE_SCHEMA, compression="zstd", use_dictionary=["table"]) as writer,
+        ):
             for table in sorted({name for file in files for name in _tables_in(file)}):
                 texts, seen = 0, 0
                 examples: list[Collision] = []
@@ -57,9 +59,7 @@ def merge_values(
                     named = kept.add_column(0, VALUE_SCHEMA.field("table"), pa.repeat(table, len(kept)))
                     writer.write_table(named.cast(VALUE_SCHEMA), row_group_size=ROW_GROUP_ROWS)
                 reports.append(CollisionReport(table, texts, expected_collisions(texts), seen, tuple(examples)))
-        partial.replace(target)
     finally:
-        partial.unlink(missing_ok=True)
         for file in files:
             file.close()
     return reports

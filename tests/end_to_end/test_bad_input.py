@@ -305,6 +305,39 @@ def test_file_that_cannot_grow_while_saving_keeps_the_older_checkpoint(
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(
+    ("most", "command", "named"),
+    [
+        (100, "train JOB --json output.folder=FOLDER/new", "new/run-0001/config.yaml"),
+        (4000, "predict RUN FOLDER/clicks.parquet --to FOLDER/predicted.csv", "predicted.csv"),
+        (100, "features importance RUN --save FOLDER/importance.json", "importance.json"),
+        (100, "features profile JOB --json", "profile/profile.parquet"),
+    ],
+)
+def test_a_file_that_cannot_grow_is_named_and_nothing_of_it_stays(
+    job: Job, capsys: pytest.CaptureFixture[str], most: int, command: str, named: str
+) -> None:
+    run_folder = Path(job.train(capsys, "train.max_steps=5")["report"]).parent
+    before = sorted(path for path in job.folder.rglob("*") if path.is_file())
+    places = {"JOB": job.path, "RUN": run_folder, "FOLDER": job.folder}
+    for word, place in places.items():
+        command = command.replace(word, str(place))
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(most), *command.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert sorted(path for path in job.folder.rglob("*") if path.is_file()) == before
+    assert done.returncode == 1
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "File too large" in error
+    assert error.endswith(named)
+    assert not (job.folder / "new" / "run-0001").exists()
+
+
+@pytest.mark.process
 def test_full_disk_while_saving_is_one_clear_error(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     disk = job.folder / "disk"
     disk.mkdir()
