@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,11 +10,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import ClusterNotRunningError, ClusterRunningError, ClusterStartError
+from .errors import (
+    ClusterNotRunningError,
+    ClusterRunningError,
+    ClusterStartError,
+    ClusterStopError,
+    LockHeldError,
+)
+from .lock_file import hold_lock, lock_holder
 from .supervisor import (
     COMMANDS_FILE,
     GRACE_SECONDS,
@@ -22,11 +30,12 @@ from .supervisor import (
     REMOVE_FOLDER,
     STATE_FILE,
     STOP_WITH_STDIN,
-    lock_holder,
     write_atomically,
 )
 
 START_SECONDS = 60.0
+STOP_SECONDS = GRACE_SECONDS + 10.0
+STARTING_FILE = "starting.lock"
 POLL_SECONDS = 0.02
 LAST_WORDS = 2000
 
@@ -96,6 +105,21 @@ class LocalCluster:
             process.wait()
             raise
 
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Nobody else starts a cluster in the folder during the block. Raises: ClusterRunningError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            held = contextlib.ExitStack()
+            held.enter_context(hold_lock(self._folder / STARTING_FILE))
+        except LockHeldError as error:
+            raise ClusterRunningError(
+                f"expected no cluster in {self._folder}, got one that {error.holder} starts"
+            ) from None
+        with held:
+            self.check_not_running()
+            yield
+
     def check_not_running(self) -> None:
         """Raises: ClusterRunningError where a supervisor holds the folder."""
         if self.is_running():
@@ -124,12 +148,18 @@ class LocalCluster:
         return state
 
     def stop(self) -> None:
-        """End all processes, gracefully first; logs stay. Raises: ClusterNotRunningError."""
+        """End all processes, gracefully first; logs stay. Raises: ClusterNotRunningError, ClusterStopError."""
         pid = lock_holder(self._folder / LOCK_FILE)
         if pid is None:
             raise ClusterNotRunningError(f"expected a running cluster in {self._folder}, got none")
-        os.kill(pid, signal.SIGTERM)
-        self._wait(lambda: not self.is_running(), GRACE_SECONDS + 10.0)
+        with contextlib.suppress(ProcessLookupError):  # it has ended since
+            os.kill(pid, signal.SIGTERM)
+        self._wait(lambda: not self.is_running(), STOP_SECONDS)
+        if self.is_running():
+            raise ClusterStopError(
+                f"expected the supervisor (process {pid}) of {self._folder} to end within {STOP_SECONDS:.0f} s, "
+                f"got it still there: {self.last_words('supervisor')}"
+            )
         if self._attached is not None:
             if self._attached.stdin is not None:
                 self._attached.stdin.close()

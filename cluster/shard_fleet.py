@@ -64,18 +64,18 @@ class ShardFleet:
 
         attached, removed_with_owner: see `LocalCluster.start`.
         Raises: ClusterRunningError; ClusterStartError with the last words of a shard that does not come up."""
-        self.cluster.check_not_running()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        spec = ClusterSpec(name=self._name(), shards=self._addresses(config), tablet_bits=config.tablet_bits)
-        self._write_spec(spec)
-        commands = {f"shard-{index}": self._command(index, config) for index in range(config.shards)}
-        self.cluster.start(commands, attached=attached, removed_with_owner=removed_with_owner)
-        try:
-            self.cluster.wait_for(lambda: all(self._ready(index) for index in range(config.shards)))
-        except BaseException:
-            self.cluster.stop()
-            raise
-        return spec
+        with self.cluster.starting():
+            spec = ClusterSpec(name=self._name(), shards=self._addresses(config), tablet_bits=config.tablet_bits)
+            self._write_spec(spec)
+            commands = {f"shard-{index}": self._command(index, config) for index in range(config.shards)}
+            self.cluster.start(commands, attached=attached, removed_with_owner=removed_with_owner)
+            try:
+                self.cluster.wait_for(lambda: all(self._ready(index) for index in range(config.shards)))
+            except BaseException:
+                if self.cluster.is_running():
+                    self.cluster.stop()
+                raise
+            return spec
 
     @property
     def spec_path(self) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import select
@@ -14,9 +13,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
 
-from .errors import ClusterRunningError
+from .errors import ClusterRunningError, LockHeldError
+from .lock_file import hold_lock
 from .supervision import Backoff, Supervision
 
 GRACE_SECONDS = 20.0
@@ -58,7 +57,7 @@ class Supervisor:
 
         Raises: ClusterRunningError where another supervisor holds the folder."""
         (self._folder / LOG_FOLDER).mkdir(parents=True, exist_ok=True)
-        with hold_lock(self._folder / LOCK_FILE), _wake_on_signals(self._ask_stop) as wake:
+        with self._only_one(), _wake_on_signals(self._ask_stop) as wake:
             try:
                 while not self._stop_asked:
                     self._reap()
@@ -67,6 +66,16 @@ class Supervisor:
             finally:
                 self._end_children(wake)
                 (self._folder / STATE_FILE).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _only_one(self) -> Iterator[None]:
+        try:
+            held = contextlib.ExitStack()
+            held.enter_context(hold_lock(self._folder / LOCK_FILE))
+        except LockHeldError:
+            raise ClusterRunningError(f"expected no cluster in {self._folder}, got one that runs") from None
+        with held:
+            yield
 
     @property
     def lost_lifeline(self) -> bool:
@@ -130,47 +139,6 @@ class Supervisor:
         ]
         state = {"pid": os.getpid(), "roles": roles}
         write_atomically(self._folder / STATE_FILE, json.dumps(state))
-
-
-@contextlib.contextmanager
-def hold_lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path`, which has this process's pid; gone with the process, however it ends."""
-    with _open_locked(path) as file:
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _open_locked(path: Path) -> TextIO:
-    while True:
-        file = path.open("a+", encoding="ascii")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                return file
-        except BlockingIOError:
-            file.close()
-            raise ClusterRunningError(f"expected no cluster in {path.parent}, got one that runs") from None
-        file.close()
-
-
-def lock_holder(path: Path) -> int | None:
-    """Pid of the process that holds the lock of `hold_lock`, or None where nobody does."""
-    try:
-        file: TextIO = path.open("r", encoding="ascii")
-    except FileNotFoundError:
-        return None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            text = file.read().strip()
-            return int(text) if text else None
-        return None
 
 
 def write_atomically(path: Path, text: str) -> None:

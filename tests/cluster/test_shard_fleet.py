@@ -11,9 +11,10 @@ import numpy as np
 import psutil
 import pytest
 
-from embershard.cluster.errors import ClusterNotRunningError, ClusterRunningError
+from embershard.cluster.errors import ClusterNotRunningError, ClusterRunningError, ClusterStopError
+from embershard.cluster.lock_file import lock_holder
 from embershard.cluster.shard_fleet import FleetConfig, ShardFleet
-from embershard.cluster.supervisor import LOCK_FILE, lock_holder
+from embershard.cluster.supervisor import LOCK_FILE
 from embershard.embedding.store import Pull, Push, PushToken
 from embershard.embedding.table_config import ColumnBlock, TableConfig
 from embershard.embedding.table_group import TableKeys
@@ -106,3 +107,41 @@ def test_no_shard_outlives_a_killed_supervisor_and_clients_may_come_first(fleet)
     assert not fleet.cluster.is_running()
     fleet.start(CONFIG)
     assert all(pids(fleet))
+
+
+def test_of_two_that_start_at_once_one_is_refused_and_the_other_is_reached_at_its_addresses(fleet):
+    tcp = CONFIG.model_copy(update={"transport": "tcp"})
+    outcomes, gate = [], threading.Barrier(2)
+
+    def start():
+        gate.wait()
+        try:
+            outcomes.append(ShardFleet(fleet.folder).start(tcp))
+        except ClusterRunningError as error:
+            outcomes.append(error)
+
+    starters = [threading.Thread(target=start) for _ in range(2)]
+    for starter in starters:
+        starter.start()
+    for starter in starters:
+        starter.join(60)
+    (refused,) = [outcome for outcome in outcomes if isinstance(outcome, ClusterRunningError)]
+    assert f"expected no cluster in {fleet.folder}, got one that process {os.getpid()} starts" in str(refused)
+    (spec,) = [outcome for outcome in outcomes if not isinstance(outcome, ClusterRunningError)]
+    assert fleet.spec() == spec
+    with connect(spec.shards) as store:
+        store.ensure_tables([TABLE])
+
+
+def test_a_supervisor_that_does_not_end_is_no_cluster_that_is_down(fleet, monkeypatch):
+    fleet.start(CONFIG)
+    supervisor = lock_holder(fleet.folder / LOCK_FILE)
+    os.kill(supervisor, signal.SIGSTOP)
+    monkeypatch.setattr("embershard.cluster.local_cluster.STOP_SECONDS", 0.5)
+    try:
+        with pytest.raises(ClusterStopError, match=rf"expected the supervisor \(process {supervisor}\) .* to end"):
+            fleet.stop()
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    monkeypatch.undo()
+    wait_until_gone([psutil.Process(supervisor)])

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from embershard.cluster.lock_file import lock_holder
 from embershard.cluster.supervisor import (
     COMMANDS_FILE,
     LOCK_FILE,
     LOG_FOLDER,
     STATE_FILE,
     STOP_WITH_STDIN,
-    lock_holder,
 )
 
 pytestmark = pytest.mark.process
