@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..cluster.errors import LockHeldError
+from ..cluster.lock_file import hold_lock
 from .errors import UsageError
 
+LOCK_FILE = "training.lock"
 _NUMBERED = re.compile(r"run-(\d{4,})")
 
 
@@ -21,6 +26,7 @@ class RunFolder:
         metrics.jsonl    one JSON object a line: progress of training, each evaluation
         report.json      what was measured; report.md says it for people
         tensorboard/     event files, with `output.tensorboard: true`
+        training.lock    while a process trains it; has its pid
     """
 
     path: Path
@@ -49,10 +55,25 @@ class RunFolder:
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
+    @contextmanager
+    def trained_alone(self) -> Iterator[None]:
+        """No other process trains the run during the block. Raises: UsageError naming the one that does."""
+        try:
+            held = ExitStack()
+            held.enter_context(hold_lock(self.path / LOCK_FILE))
+        except LockHeldError as error:
+            raise UsageError(
+                f"expected a run that nobody trains, got {self.path}, which {error.holder} trains"
+            ) from None
+        with held:
+            yield
+
 
 def check_new_run(folder: Path, name: str | None) -> None:
     """Raises: UsageError where `folder` holds a run called `name` already. Changes nothing."""
-    if name is not None and (folder / name).is_dir() and any((folder / name).iterdir()):
+    if name is None or not (folder / name).is_dir():
+        return
+    if any(path.name != LOCK_FILE for path in (folder / name).iterdir()):
         raise UsageError(
             f"expected a new run folder, got {folder / name} with a run in it; --resume it, or name another one"
         )

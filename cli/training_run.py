@@ -6,6 +6,7 @@ import math
 import platform
 import secrets
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -61,10 +62,10 @@ def train_run(
         check_new_run(runs, config.output.name)
         check_split(config.data, FeatureMap.of(config.features), source)
         config = _with_statistics(config)
-        with assembled(config, FeatureMap.of(config.features)) as assembly:
-            return _train(assembly, _PendingFolder(runs, config), source.stem, None, stream)
+        with ExitStack() as held, assembled(config, FeatureMap.of(config.features)) as assembly:
+            return _train(assembly, _PendingFolder(runs, config, held), source.stem, None, stream)
     run = last_run(runs, config.output.name)
-    with _checkpoint_to_resume(run) as checkpoint:
+    with ExitStack() as held, run.trained_alone(), _checkpoint_to_resume(run) as checkpoint:
         plan = plan_resume(checkpoint, config, reinit)
         check_split(plan.config.data, FeatureMap.of(plan.config.features), source)
         plan = replace(plan, config=_with_statistics(plan.config))
@@ -74,7 +75,7 @@ def train_run(
         config, gone = plan.config, (*plan.dropped, *plan.anew)
         with assembled(config, FeatureMap.of(config.features), without=gone) as assembly:
             checkpoint.restore(assembly.store, only=plan.kept)
-            folder = _PendingFolder(runs, config, run, is_changed=bool(plan.changes))
+            folder = _PendingFolder(runs, config, held, run, is_changed=bool(plan.changes))
             return _train(assembly, folder, source.stem, _Resumed(state, checkpoint.path, plan.changes), stream)
 
 
@@ -88,24 +89,43 @@ class _Resumed:
 
 
 class _PendingFolder:
-    """A run's folder that is made when it is first asked for; `is_changed`: with another configuration in it."""
+    """A run's folder that is made when it is first asked for; `is_changed`: with another configuration in it.
+
+    held: keeps the lock of a folder that is made."""
 
     def __init__(
-        self, runs: Path, config: RunConfig, run: RunFolder | None = None, *, is_changed: bool = False
+        self,
+        runs: Path,
+        config: RunConfig,
+        held: ExitStack,
+        run: RunFolder | None = None,
+        *,
+        is_changed: bool = False,
     ) -> None:
         self._runs, self._config, self._run, self._is_changed = runs, config, run, is_changed
+        self._held = held
 
     def make(self) -> RunFolder:
-        run = new_run(self._runs, self._config.output.name) if self._run is None else self._run
-        if self._is_changed or not run.config.exists():
+        run = self._run
+        if run is None:
+            run = self._make_new()
+        elif self._is_changed or not run.config.exists():
+            write_yaml(run.config, self._config.to_dict())
+        self._run, self._is_changed = run, False
+        return run
+
+    def _make_new(self) -> RunFolder:
+        run = new_run(self._runs, self._config.output.name)
+        with ExitStack() as made:
+            made.enter_context(run.trained_alone())
+            check_new_run(self._runs, self._config.output.name)  # another process may have made and left it since
             try:
                 write_yaml(run.config, self._config.to_dict())
             except OSError:
-                if self._run is None:
-                    run.path.rmdir()
+                made.close()
+                run.path.rmdir()
                 raise
-            self._is_changed = False
-        self._run = run
+            self._held.enter_context(made.pop_all())
         return run
 
     def open_log(self) -> MetricsLog:

@@ -80,6 +80,7 @@ def test_a_stopped_run_says_so_and_leaves_nothing_but_its_checkpoints(
     assert checkpoint is not None
     assert not skipped
     assert [path for path in run.rglob("*") if "part" in path.suffix] == []
+    assert not (run / "training.lock").exists()
 
 
 def test_a_killed_run_leaves_no_process_and_no_temporary_folder(job: Job, temporary: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import tempfile
 from pathlib import Path
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embershard.cli.main import run
+from embershard.cli.run_folder import RunFolder
 from embershard.feature_map.config_file import read_yaml
 
 from .job import Job, assert_equal_bits, clicks, weights
@@ -179,3 +181,18 @@ def test_demo_comes_within_a_hundredth_of_the_best_reachable_auc(
 ) -> None:
     found = told(capsys, "demo", "--folder", str(tmp_path / "demo-run"))
     assert found["best_auc"] - 0.01 < found["auc"] < found["best_auc"]
+
+
+def test_a_run_that_another_process_trains_is_left_alone(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(job.train(capsys, "train.max_steps=5", "output.name=run")["report"]).parent
+    before = sorted(path.rglob("*"))
+    with RunFolder(path).trained_alone():
+        message = job.fail(capsys, "train", str(job.path), "output.name=run", "--resume", "train.max_steps=10")
+    assert f"expected a run that nobody trains, got {path}, which process {os.getpid()} trains" in message
+    assert sorted(path.rglob("*")) == before
+    (path.parent / "new").mkdir()
+    with RunFolder(path.parent / "new").trained_alone():  # it has begun, and written nothing yet
+        message = job.fail(capsys, "train", str(job.path), "output.name=new", "train.max_steps=10")
+    assert "which process" in message
+    assert list((path.parent / "new").iterdir()) == []
+    assert job.train(capsys, "train.max_steps=10", "output.name=run", "--resume")["examples"] == 5 * 64
