@@ -72,7 +72,7 @@ class ClusterStoreConfig(_Store):
     transport: Literal["unix", "tcp"] = "unix"
     durability: Literal["none", "log", "fsync"] = "none"
     log_limit_bytes: int | None = Field(default=None, ge=1 << 20)
-    threads: int = Field(default=1, ge=1, le=256)
+    threads: int | None = Field(default=None, ge=1, le=256)
     max_staleness: int | None = Field(default=None, ge=0)
     staleness_lr: float = Field(default=0.5, gt=0, le=1)
     address: str | None = None

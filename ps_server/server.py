@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ..embedding.table_group import TableGroup
 from .allocator import keep_large_buffers
 from .channel_options import server_options
-from .cluster_spec import ClusterSpec
+from .cluster_spec import ClusterSpec, is_local
 from .durable_shard import DurableShard
 from .push_log_files import DiskFolder
 from .push_log_writer import LogLimits
@@ -38,6 +38,7 @@ from .tablet_map import TabletMap
 from .wire import cluster_hash
 
 LOAD_SAMPLING = 16
+MOST_DEFAULT_THREADS = 8
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +47,8 @@ class ShardOptions(BaseModel):
 
     folder:       where its push log lives; needed unless durability is `none`.
     durability:   `none`: rows live as long as the process; `log`: they survive the process; `fsync`: the machine too.
-    threads:      of the tables, for one push or pull.   workers: calls that run at once.
+    threads:      of the tables, for one push or pull; None: this machine's CPUs by the number of its shards, at most 8.
+    workers:      calls that run at once.
     metrics_port: of the Prometheus endpoint on loopback (0: any free port), None for none.
     ready_file:   JSON of addresses, pid and shard, written when the shard answers and removed at a clean stop.
     max_request_bytes: of one call, chunked or not.
@@ -59,7 +61,7 @@ class ShardOptions(BaseModel):
     folder: Path | None = None
     durability: Literal["none", "log", "fsync"] = "none"
     log_limit_bytes: int | None = Field(default=None, ge=1 << 20)
-    threads: int = Field(default=1, ge=1, le=256)
+    threads: int | None = Field(default=None, ge=1, le=256)
     workers: int = Field(default=16, ge=1, le=1024)
     security: ServerSecurity = ServerSecurity()
     max_staleness: int | None = Field(default=None, ge=0)
@@ -93,7 +95,8 @@ class ShardServer:
         if tables is None:
             from ..embedding.native_table_group import NativeTableGroup
 
-            tables = NativeTableGroup(spec.tablet_bits, options.threads)
+            threads = options.threads or default_threads(spec, options.index)
+            tables = NativeTableGroup(spec.tablet_bits, threads)
         staleness = (
             None if options.max_staleness is None else StalenessLimit(options.max_staleness, options.staleness_lr)
         )
@@ -203,6 +206,15 @@ class ShardServer:
         part = path.with_name(path.name + ".part")
         part.write_text(json.dumps(document), encoding="utf-8")
         part.replace(path)
+
+
+def default_threads(spec: ClusterSpec, index: int) -> int:
+    """Table threads for a shard that has its share of this machine's CPUs.
+
+    Its client mostly waits while it works, and a large pull or push is 1.7 to 1.8 times as fast on two threads."""
+    hosts = ["" if is_local(address) else address.rpartition(":")[0] for address in spec.shards]
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(max(usable // hosts.count(hosts[index]), 1), MOST_DEFAULT_THREADS)
 
 
 def serve(options: ShardOptions) -> None:

@@ -1,6 +1,7 @@
 """Shard servers as clients meet them: not there, stopped, restarted, another's, sent garbage, under many clients."""
 
 import concurrent.futures
+import os
 import signal
 import socket
 import subprocess
@@ -24,7 +25,7 @@ from embershard.ps_server.client import connect
 from embershard.ps_server.cluster_spec import ClusterSpec
 from embershard.ps_server.errors import LostRowsError, StoreUnavailableError, WrongPeerError
 from embershard.ps_server.security import ClientSecurity
-from embershard.ps_server.server import ShardOptions, ShardServer
+from embershard.ps_server.server import ShardOptions, ShardServer, default_threads
 from embershard.ps_server.service_name import SERVICE
 from embershard.ps_server.shard_link import Patience
 from embershard.ps_server.tablet_map import TabletMap
@@ -197,6 +198,19 @@ def test_twenty_servers_on_port_zero_get_twenty_ports_b54():
     finally:
         for server in servers:
             server.stop(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no CPU sets on this system")
+def test_shards_share_the_cpus_of_their_machine_by_default(monkeypatch):
+    def threads(cpus, *shards):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cpus))
+        spec = ClusterSpec(shards=shards)
+        return [default_threads(spec, index) for index in range(len(shards))]
+
+    assert threads(2, "unix:/tmp/a") == [2]
+    assert threads(2, "unix:/tmp/a", "127.0.0.1:1", "localhost:2") == [1, 1, 1]
+    assert threads(64, "unix:/tmp/a") == [8]
+    assert threads(6, "10.0.0.1:1", "10.0.0.1:2", "10.0.0.2:1") == [3, 3, 6]
 
 
 def test_garbage_is_refused_and_the_server_stays_up(folder):
