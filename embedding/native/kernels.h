@@ -63,7 +63,7 @@ struct Kernels {
                      float* scratch);
   // update_row on each of several float32 rows of one table; `applied` says which were not refused. Fetches what is ahead.
   void (*update_rows)(const BlockPlan* plans, size_t blocks, size_t rows, const RowUpdate* updates,
-                      const RowsAhead& ahead, bool* applied, float* scratch);
+                      const Ahead& ahead, bool* applied, float* scratch);
   float (*sum_of_squares)(const float* x, uint32_t n);
 
   // Row of each of `count` keys in its bucket, kNoRow where it is not there. `passed` gets the numbers of those that may

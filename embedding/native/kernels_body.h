@@ -383,7 +383,7 @@ inline bool accepts_all(const BlockPlan& plan, size_t rows, const RowUpdate* upd
 }
 
 [[gnu::always_inline]] inline void adagrad_rows(uint32_t d, const BlockPlan& plan, size_t rows, const RowUpdate* updates,
-                                                const RowsAhead& ahead) {
+                                                const Ahead& ahead) {
   const BlockSpec& spec = *plan.spec;
   for (size_t row = 0; row < rows; ++row) {
     ahead.fetch(row);
@@ -392,7 +392,7 @@ inline bool accepts_all(const BlockPlan& plan, size_t rows, const RowUpdate* upd
   }
 }
 
-void update_rows(const BlockPlan* plans, size_t blocks, size_t rows, const RowUpdate* updates, const RowsAhead& ahead,
+void update_rows(const BlockPlan* plans, size_t blocks, size_t rows, const RowUpdate* updates, const Ahead& ahead,
                  bool* applied, float* __restrict scratch) {
   bool all = true;
   for (size_t block = 0; block < blocks; ++block) all = all && accepts_all(plans[block], rows, updates);
@@ -408,7 +408,7 @@ void update_rows(const BlockPlan* plans, size_t blocks, size_t rows, const RowUp
   for (size_t block = 0; block < blocks; ++block) {
     const BlockPlan& plan = plans[block];
     const BlockSpec& spec = *plan.spec;
-    const RowsAhead fetched = block + 1 == blocks ? ahead : RowsAhead{};
+    const Ahead fetched = block + 1 == blocks ? ahead : Ahead{};
     const bool is_plain_adagrad = plan.plain && spec.optimizer == OptimizerKind::adagrad;
     if (is_plain_adagrad && spec.dim == 16) {
       adagrad_rows(16, plan, rows, updates, fetched);

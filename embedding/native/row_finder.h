@@ -28,6 +28,8 @@ struct KeyBlock {
   size_t first;          // the caller's number of the first key
   size_t count;
   const uint64_t* keys;
+  const char* gradients[kSize];  // as they travel
+  size_t gradient_bytes;
   uint32_t rows[kSize];
 
   const Bucket* buckets[kSize];
@@ -44,24 +46,31 @@ class RowFinder {
   void index_moved() { ++moves_; }
 
   // next(block) sets the block's table, table_index, first, count and keys, and is false at the end. finish(block, ahead) gets its
-  // rows, and fetches those ahead (RowsAhead).
+  // rows, and fetches those ahead (Ahead).
   template <typename Next, typename Finish>
   void run(Next next, Finish finish) {
     KeyBlock ring[4];
     size_t blocks = SIZE_MAX;  // how many there are, once known
     for (size_t turn = 0; blocks == SIZE_MAX || turn < blocks + 3; ++turn) {
+      Ahead ahead;
       if (blocks == SIZE_MAX) {
-        if (next(ring[turn % 4])) {
-          start(ring[turn % 4]);
+        KeyBlock& started = ring[turn % 4];
+        if (next(started)) {
+          start(started);
+          ahead.buckets = started.buckets;
+          ahead.bucket_count = started.count;
         } else {
           blocks = turn;
         }
       }
-      RowsAhead ahead;
       if (turn >= 1 && turn - 1 < blocks) {
         KeyBlock& found = ring[(turn - 1) % 4];
         find(found);
-        ahead = {&found.table->store, found.rows, found.count};
+        ahead.store = &found.table->store;
+        ahead.rows = found.rows;
+        ahead.gradients = found.gradients;
+        ahead.count = found.count;
+        ahead.gradient_bytes = found.gradient_bytes;
       }
       if (turn >= 3 && turn - 3 < blocks) {
         finish(ring[(turn - 3) % 4], ahead);
@@ -78,7 +87,6 @@ class RowFinder {
     for (size_t i = 0; i < block.count; ++i) {
       const uint64_t key = block.keys[i];
       block.buckets[i] = parts[tablet_of(key, tablet_bits_)].home_bucket(index_hash(key));
-      __builtin_prefetch(block.buckets[i], 0, 3);
     }
     block.moves = moves_;
   }
@@ -96,7 +104,7 @@ class RowFinder {
     for (size_t i = 0; i < block.passed_count; ++i) {
       const size_t at = block.passed[i];
       block.rows[at] = part_of(block, at).find(block.keys[at]);
-      RowsAhead{&block.table->store, block.rows + at, 1}.fetch(0);
+      if (block.rows[at] != kNoRow) block.table->store.prefetch_row(block.rows[at]);
     }
   }
 

@@ -16,6 +16,8 @@ namespace embershard {
 
 constexpr uint32_t kNoRow = 0xffffffffU;
 
+struct Bucket;
+
 struct RowCounters {
   uint32_t count;
   uint32_t touched_at;
@@ -87,18 +89,26 @@ class RowStore {
   std::vector<RowRun> free_[9];  // by log2 of the run's length
 };
 
-// Rows that will be changed soon. Whoever works on rows now fetches one of these at each, so that the work hides the misses.
-// A row of kNoRow is harmless.
-struct RowsAhead {
+// Lines that will be needed soon: rows to be changed, their gradients, and buckets of later keys. Whoever works on rows now
+// fetches some of these at each, so that the work hides the misses and no burst of them waits for line buffers. A row of
+// kNoRow is harmless.
+struct Ahead {
   const RowStore* store = nullptr;
   const uint32_t* rows = nullptr;
-  size_t count = 0;
+  const char* const* gradients = nullptr;
+  size_t count = 0, gradient_bytes = 0;
+  const Bucket* const* buckets = nullptr;
+  size_t bucket_count = 0;
 
   [[gnu::always_inline]] void fetch(size_t i) const {
-    if (i < count) store->prefetch_row(rows[i] == kNoRow ? 0 : rows[i]);
+    if (i < bucket_count) __builtin_prefetch(buckets[i], 0, 3);
+    if (i < count) {
+      store->prefetch_row(rows[i] == kNoRow ? 0 : rows[i]);
+      prefetch_bytes<0>(gradients[i], gradient_bytes);
+    }
   }
   [[gnu::always_inline]] void fetch_from(size_t i) const {
-    for (; i < count; ++i) fetch(i);
+    for (; i < count || i < bucket_count; ++i) fetch(i);
   }
 };
 

@@ -114,7 +114,7 @@ std::vector<BlockPlan> Table::plan(const UpdateStep& step) const {
   return plans;
 }
 
-void Table::update(const std::vector<BlockPlan>& plan, RowWrites& writes, float* scratch, const RowsAhead& ahead) const {
+void Table::update(const std::vector<BlockPlan>& plan, RowWrites& writes, float* scratch, const Ahead& ahead) const {
   if (is_float32()) {
     kernels_.update_rows(plan.data(), plan.size(), writes.count, writes.updates, ahead, writes.applied, scratch);
   } else {

@@ -71,7 +71,7 @@ class Table {
   }
   // One optimizer step of every block and the counters of each row whose gradient is not refused; the others are not
   // changed. `scratch` holds 2 · dim() floats. `ahead` is fetched meanwhile.
-  void update(const std::vector<BlockPlan>& plan, RowWrites& writes, float* scratch, const RowsAhead& ahead = {}) const;
+  void update(const std::vector<BlockPlan>& plan, RowWrites& writes, float* scratch, const Ahead& ahead = {}) const;
   void start_state(const float* weights, float* state) const;
 
  private:

@@ -127,7 +127,7 @@ class TableGroup::Push {
     next_ = begin;
     end_ = end;
     table_ = 0;
-    finder_.run([&](KeyBlock& block) { return next_block(block); }, [&](KeyBlock& block, const RowsAhead& ahead) { update(block, ahead); });
+    finder_.run([&](KeyBlock& block) { return next_block(block); }, [&](KeyBlock& block, const Ahead& ahead) { update(block, ahead); });
   }
 
  private:
@@ -174,13 +174,12 @@ class TableGroup::Push {
   // The gradients of a block's keys as float32; valid until the next call.
   void widen_gradients(const KeyBlock& block, const float** rows) const {
     const uint32_t dim = block.table->dim();
-    const uint16_t* narrow[KeyBlock::kSize];
-    for (size_t i = 0; i < block.count; ++i) {
-      const char* row = gradient(block.first + i, block.table_index);
-      rows[i] = reinterpret_cast<const float*>(row);
-      narrow[i] = reinterpret_cast<const uint16_t*>(row);
+    if (gradients_.type == RowType::float32) {
+      for (size_t i = 0; i < block.count; ++i) rows[i] = reinterpret_cast<const float*>(block.gradients[i]);
+      return;
     }
-    if (gradients_.type == RowType::float32) return;
+    const uint16_t* narrow[KeyBlock::kSize];
+    for (size_t i = 0; i < block.count; ++i) narrow[i] = reinterpret_cast<const uint16_t*>(block.gradients[i]);
     group_.kernels_.widen_rows(gradients_.type, narrow, block.count, dim, wide_);
     for (size_t i = 0; i < block.count; ++i) rows[i] = wide_ + i * dim;
   }
@@ -199,14 +198,17 @@ class TableGroup::Push {
     block.count = count;
     block.keys = partition_.keys.data() + next_;
     const size_t dim = block.table->dim();
+    const auto* values = static_cast<const char*>(gradients_.values);
+    const size_t first = offsets_[table_] - static_cast<size_t>(request_.splits[table_]) * dim;
+    block.gradient_bytes = dim * gradients_.value_bytes();
     for (size_t i = 0; i < count; ++i) {
-      prefetch_bytes<0>(gradient(next_ + i, table_), dim * gradients_.value_bytes());
+      block.gradients[i] = values + (first + order[next_ + i] * dim) * gradients_.value_bytes();
     }
     next_ += count;
     return true;
   }
 
-  void update(KeyBlock& block, const RowsAhead& ahead) {
+  void update(KeyBlock& block, const Ahead& ahead) {
     Table& table = *block.table;
     TableUpdate& report = report_.tables[block.table_index];
     const std::vector<BlockPlan>& plan = plans_[block.table_index];
