@@ -73,7 +73,7 @@ class ShardFleet:
                 self.cluster.wait_for(lambda: all(self._ready(index) for index in range(config.shards)))
             except BaseException:
                 if self.cluster.is_running():
-                    self.cluster.stop()
+                    self.stop()
                 raise
             return spec
 
@@ -89,6 +89,12 @@ class ShardFleet:
     def stop(self) -> None:
         """Drain and end all shards; logs and push logs stay. Raises: ClusterNotRunningError."""
         self.cluster.stop()
+        for place in self._other_socket_folders():
+            with contextlib.suppress(OSError):  # it was not made, or is another cluster's
+                place.rmdir()
+
+    def _other_socket_folders(self) -> tuple[Path, ...]:
+        return tuple(Path(place) / f"embershard-{self._name()}" for place in (tempfile.gettempdir(), "/tmp"))
 
     def _command(self, index: int, config: FleetConfig) -> list[str]:
         options: dict[str, object] = {
@@ -122,9 +128,10 @@ class ShardFleet:
     def _addresses(self, config: FleetConfig) -> tuple[str, ...]:
         if config.transport == "tcp":
             return tuple(f"127.0.0.1:{port}" for port in _free_ports(config.shards))
-        folder = self.folder
-        if len(str(folder / f"shard-{config.shards}.socket.lock").encode()) > MAX_SOCKET_PATH:
-            folder = Path(tempfile.gettempdir()) / f"embershard-{self._name()}"
+        # A socket's path has to be short.
+        places = (self.folder, *self._other_socket_folders())
+        longest = f"shard-{config.shards}.socket.lock"
+        folder = next((place for place in places if len(str(place / longest).encode()) <= MAX_SOCKET_PATH), places[-1])
         return tuple(f"unix:{folder}/shard-{index}.socket" for index in range(config.shards))
 
     def _write_spec(self, spec: ClusterSpec) -> None:

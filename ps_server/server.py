@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -178,6 +179,8 @@ class ShardServer:
     def _bind(self, address: str) -> str:
         if address.startswith("unix:"):
             self._socket_lock = _claim_socket(Path(address[len("unix:") :]))
+        else:
+            _check_free(address)
         credentials = self.options.security.credentials()
         try:
             if credentials is None:
@@ -280,11 +283,32 @@ def _incarnation(options: ShardOptions) -> int:
 
 def _claim_socket(path: Path) -> IO[str]:
     # gRPC removes a socket file that is in its way, even a live one; the lock keeps two servers off one path.
+    if path.exists() and not path.is_socket():
+        raise FileExistsError(f"expected a socket or nothing at unix:{path} to listen, got something else there")
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = open(path.with_name(path.name + ".lock"), "w", encoding="ascii")  # noqa: SIM115
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    lock_path = path.with_name(path.name + ".lock")
+    while True:
+        lock = open(lock_path, "w", encoding="ascii")  # noqa: SIM115
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # One that ended meanwhile may have removed the file that was opened: then it keeps nobody off.
+            if os.path.samestat(os.fstat(lock.fileno()), lock_path.stat()):
+                return lock
+        except BlockingIOError:
+            lock.close()
+            raise OSError(f"expected to listen at unix:{path}, got refused: another server is there") from None
+        except FileNotFoundError:
+            pass
         lock.close()
-        raise OSError(f"expected to listen at unix:{path}, got refused: another server is there") from None
-    return lock
+
+
+def _check_free(address: str) -> None:
+    """Raises: OSError with the system's reason, which gRPC keeps to itself."""
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        raise OSError(f"expected to listen at {address}, got: {error.strerror or error}") from None

@@ -145,3 +145,19 @@ def test_a_supervisor_that_does_not_end_is_no_cluster_that_is_down(fleet, monkey
         os.kill(supervisor, signal.SIGCONT)
     monkeypatch.undo()
     wait_until_gone([psutil.Process(supervisor)])
+
+
+def test_sockets_of_a_folder_with_a_long_path_lie_elsewhere_and_are_gone_afterwards(tmp_path, monkeypatch):
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    fleet = ShardFleet(deep / "cluster")
+    spec = fleet.start(CONFIG)
+    place = Path(spec.shards[0].removeprefix("unix:")).parent
+    try:
+        assert place.parent == Path("/tmp")
+        with connect(spec.shards) as store:
+            store.ensure_tables([TABLE])
+    finally:
+        fleet.stop()
+    assert not place.exists()

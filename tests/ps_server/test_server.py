@@ -186,6 +186,26 @@ def test_second_server_on_an_address_fails_at_its_start_b54(folder, transport):
             assert store.tables() == ()
 
 
+def test_a_port_in_use_is_told_with_the_reason(folder):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        server = ShardServer(ShardOptions(spec=ClusterSpec(shards=(address,))))
+        with pytest.raises(OSError, match=f"expected to listen at {address}, got: Address already in use"):
+            server.start()
+        server.stop()
+
+
+def test_a_file_that_is_no_socket_is_left_where_it_is(folder):
+    path = folder / "notes.txt"
+    path.write_text("mine")
+    server = ShardServer(ShardOptions(spec=ClusterSpec(shards=(f"unix:{path}",))))
+    with pytest.raises(FileExistsError, match=f"expected a socket or nothing at unix:{path}"):
+        server.start()
+    server.stop()
+    assert path.read_text() == "mine"
+    assert list(folder.iterdir()) == [path]
+
+
 def test_twenty_servers_on_port_zero_get_twenty_ports_b54():
     servers = []
     try:
