@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ..feature_map.config_file import read_yaml
+from .checkpoint_source import checkpoint_in
 from .errors import UsageError
 
 if TYPE_CHECKING:
@@ -13,13 +14,15 @@ if TYPE_CHECKING:
 
 
 def load_feature_map(path: Path) -> FeatureMap:
-    """The feature map in a YAML file, in the `features:` section of a run's configuration, or in a checkpoint.
+    """The feature map in a YAML file, in the `features:` section of a run's configuration, or in a checkpoint
+    (of a run's folder: its best one).
 
     Raises: UsageError, ConfigError, FeatureMapError, CorruptCheckpointError; each names the path."""
     from ..feature_map import FeatureMap
 
     if path.is_dir():
-        return FeatureMap.from_dict(_of_checkpoint(path), str(path))
+        found = checkpoint_in(path)
+        return FeatureMap.from_dict(_of_checkpoint(found), str(found))
     data = read_yaml(path)
     section = data.get("features")
     if isinstance(section, list):

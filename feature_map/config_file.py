@@ -134,6 +134,8 @@ def _problem(model: type[BaseModel], data: object, detail: ErrorDetails) -> str:
         return f"{path}: expected at {side} {context[count]} items, got {context['actual_length']}"
     if kind == "string_pattern_mismatch":
         return f"{path}: expected text that matches {detail['ctx']['pattern']}, got {got}"
+    if kind in ("tuple_type", "list_type"):
+        return f"{path}: expected a list, got {got}"
     expected_text = message.removeprefix("Input should be ").removeprefix("a valid ")
     return f"{path}: expected {_SHOULD.sub('', expected_text)}, got {got}"
 

@@ -74,6 +74,7 @@ def test_features_may_be_a_file_beside_the_run_file(tmp_path: Path) -> None:
             "run.yaml: $.optimizer.rows.kind: unknown kind 'adagrd'; did you mean",
         ),
         ("output.keep=0", "run.yaml: $.output.keep: expected greater than or equal to 1, got 0"),
+        ("model.hidden=64", "run.yaml: $.model.hidden: expected a list, got 64"),
         ("output.name=../x", "run.yaml: $.output.name: expected"),
     ],
 )

@@ -183,6 +183,13 @@ def test_demo_comes_within_a_hundredth_of_the_best_reachable_auc(
     assert found["best_auc"] - 0.01 < found["auc"] < found["best_auc"]
 
 
+def test_a_run_stands_for_its_feature_map(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(job.train(capsys, "train.max_steps=5")["report"]).parent
+    assert run(["features", "diff", str(path), str(job.path)]) == 0
+    assert capsys.readouterr().out == "no difference\n"
+    assert told(capsys, "key", "user", "5", str(path)) == told(capsys, "key", "user", "5", str(job.path))
+
+
 def test_a_run_that_another_process_trains_is_left_alone(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(job.train(capsys, "train.max_steps=5", "output.name=run")["report"]).parent
     before = sorted(path.rglob("*"))
