@@ -5,8 +5,10 @@ tensorflow-recommenders-addons==0.8.1), so this file plays both parts and takes 
 
     python benchmarks/peers/tfra_table.py --python /path/to/that/environment/bin/python
 
-TFRA's update is an upsert of ready values, which writes a row's weights. Ours is measured twice on the same keys: an
-Adagrad step, which reads and writes weights and accumulators, and an SGD step, which changes the weights alone.
+Two comparisons of updates on the same keys. The same work: an optimizer step with its lookup, SGD and Adagrad, by
+TFRA's own DynamicEmbeddingOptimizer and by us. And our update alone beside TFRA's upsert of ready values, which
+computes nothing: it writes a row's weights, while an SGD step reads them too, and an Adagrad step reads and writes its
+accumulators as well.
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ ROWS, DIM, KEYS, CALLS, ROUNDS = 2_000_000, 16, 100_000, 20, 3
 
 
 def rate(call: Callable[[int], object]) -> float:
-    """Keys a second of CALLS calls of KEYS keys, after one that is not timed."""
+    """Keys a second in the median of CALLS calls of KEYS keys, after one that is not timed."""
     call(0)
-    started = time.perf_counter()
+    seconds = []
     for index in range(CALLS):
+        started = time.perf_counter()
         call(index)
-    return CALLS * KEYS / (time.perf_counter() - started)
+        seconds.append(time.perf_counter() - started)
+    return KEYS / float(np.median(seconds))
 
 
 def draw_keys() -> tuple[np.ndarray, list[np.ndarray]]:
@@ -54,7 +58,7 @@ def measure_ours() -> dict[str, float]:
     requests = [TableKeys.of("t", keys.view(np.uint64)) for keys in calls]
     out = np.empty(KEYS * DIM, np.float32)
     rates: dict[str, float] = {}
-    for verb, optimizer in (("update", es.Adagrad()), ("sgd_update", es.Sgd())):
+    for verb, optimizer in (("adagrad_update", es.Adagrad()), ("sgd_update", es.Sgd())):
         group = NativeTableGroup(8, 1)
         group.ensure_table(es.TableConfig(name="t", blocks=(es.ColumnBlock(dim=DIM, optimizer=optimizer),)))
         for first in range(0, ROWS, KEYS):
@@ -91,11 +95,11 @@ def measure_torch() -> dict[str, float]:
         bag(calls[index], offsets).sum().backward()
         optimizer.step()
 
-    return {"lookup_and_update": rate(step)}
+    return {"adagrad_step": rate(step)}
 
 
 def measure_tfra() -> dict[str, float]:
-    """Rates of lookup and upsert of a TFRA dynamic embedding variable."""
+    """Rates of lookup, upsert and whole optimizer steps of a TFRA dynamic embedding variable."""
     os.environ.update(TF_USE_LEGACY_KERAS="1", TF_CPP_MIN_LOG_LEVEL="3")
     import tensorflow as tf
     import tensorflow_recommenders_addons as tfra
@@ -103,23 +107,52 @@ def measure_tfra() -> dict[str, float]:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     every, calls = draw_keys()
-    table = tfra.dynamic_embedding.get_variable(
-        "t",
-        key_dtype=tf.int64,
-        value_dtype=tf.float32,
-        dim=DIM,
-        devices=["/CPU:0"],
-        initializer=0.01,
-        init_size=ROWS * 2,
-    )
-    values = tf.ones((KEYS, DIM))
-    for first in range(0, ROWS, KEYS):
-        table.upsert(tf.constant(every[first : first + KEYS]), values)
     requests = [tf.constant(keys) for keys in calls]
-    return {
-        "lookup": rate(lambda index: table.lookup(requests[index])),
-        "update": rate(lambda index: table.upsert(requests[index], values)),
-    }
+    values = tf.ones((KEYS, DIM))
+    rates: dict[str, float] = {}
+    for name, base in (
+        ("sgd_step", tf.keras.optimizers.legacy.SGD(0.02)),
+        ("adagrad_step", tf.keras.optimizers.legacy.Adagrad(0.02)),
+    ):
+        table = tfra.dynamic_embedding.get_variable(
+            name,
+            key_dtype=tf.int64,
+            value_dtype=tf.float32,
+            dim=DIM,
+            devices=["/CPU:0"],
+            initializer=0.01,
+            init_size=ROWS * 2,
+        )
+        for first in range(0, ROWS, KEYS):
+            table.upsert(tf.constant(every[first : first + KEYS]), values)
+        if "lookup" not in rates:
+            rates["lookup"] = rate(partial(_tfra_lookup, table, requests))
+            rates["upsert"] = rate(partial(_tfra_upsert, table, requests, values))
+        optimizer = tfra.dynamic_embedding.DynamicEmbeddingOptimizer(base)
+        for index in range(CALLS):  # makes the rows of the optimizer's slots
+            _tfra_step(table, optimizer, requests, index)
+        rates[name] = rate(partial(_tfra_step, table, optimizer, requests))
+    return rates
+
+
+def _tfra_lookup(table: Any, requests: list[Any], index: int) -> None:
+    table.lookup(requests[index])
+
+
+def _tfra_upsert(table: Any, requests: list[Any], values: Any, index: int) -> None:
+    table.upsert(requests[index], values)
+
+
+def _tfra_step(table: Any, optimizer: Any, requests: list[Any], index: int) -> None:
+    import tensorflow as tf
+    import tensorflow_recommenders_addons as tfra
+
+    with tf.GradientTape() as tape:
+        rows, trainable = tfra.dynamic_embedding.embedding_lookup(
+            table, requests[index], return_trainable=True, name=table.name.replace(":", "_") + "_rows"
+        )
+        loss = tf.reduce_sum(rows * 0.01)
+    optimizer.apply_gradients([(tape.gradient(loss, trainable), trainable)])
 
 
 PARTS = {"ours": measure_ours, "torch": measure_torch, "tfra": measure_tfra}
@@ -155,20 +188,21 @@ def main() -> None:
     def median(part: str, verb: str) -> float:
         return float(np.median([one[part][verb] for one in rounds]))
 
-    lookup, update, sgd = (median("ours", verb) for verb in ("lookup", "update", "sgd_update"))
-    together = 1 / (1 / lookup + 1 / update)
+    def beside(ours: float, part: str, verb: str) -> dict[str, float]:
+        return {"ours": ours, part: median(part, verb), "ratio": ours / median(part, verb)}
+
+    lookup, adagrad, sgd = (median("ours", verb) for verb in ("lookup", "adagrad_update", "sgd_update"))
+    adagrad_step, sgd_step = (1 / (1 / lookup + 1 / update) for update in (adagrad, sgd))
     report = {
         "rows": ROWS,
         "dim": DIM,
         "keys_per_call": KEYS,
-        "lookup": {"ours": lookup, "tfra": median("tfra", "lookup"), "ratio": lookup / median("tfra", "lookup")},
-        "update": {"ours": update, "tfra": median("tfra", "update"), "ratio": update / median("tfra", "update")},
-        "sgd_update": {"ours": sgd, "tfra": median("tfra", "update"), "ratio": sgd / median("tfra", "update")},
-        "lookup_and_update": {
-            "ours": together,
-            "torch_embedding_bag_adagrad": median("torch", "lookup_and_update"),
-            "ratio": together / median("torch", "lookup_and_update"),
-        },
+        "lookup": beside(lookup, "tfra", "lookup"),
+        "adagrad_step": beside(adagrad_step, "tfra", "adagrad_step"),
+        "sgd_step": beside(sgd_step, "tfra", "sgd_step"),
+        "adagrad_update_beside_upsert": beside(adagrad, "tfra", "upsert"),
+        "sgd_update_beside_upsert": beside(sgd, "tfra", "upsert"),
+        "embedding_bag_adagrad_step": beside(adagrad_step, "torch", "adagrad_step"),
     }
     print(json.dumps(report, indent=2))
 
