@@ -177,11 +177,12 @@ class DurableShard:
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
-        """Consistent copy of one tablet; an open checkpoint notes where in the log it stands."""
+    def snapshot(self, tablet: int, since_version: int | None = None, checkpoint: int = 0) -> TabletSnapshot:
+        """Consistent copy of one tablet; the open checkpoint, if it is number `checkpoint`, notes where in the log it
+        stands: a replay goes on from there, so that one which an export takes meanwhile must not count."""
         with self._turn:
             snapshot = self.shard.snapshot(tablet, since_version)
-            if self._checkpoint is not None:
+            if self._checkpoint is not None and self._checkpoint.number == checkpoint:
                 self._checkpoint.positions[tablet] = self.log_end
                 self._checkpoint.taken[tablet] = True
             return snapshot

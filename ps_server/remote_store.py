@@ -211,7 +211,7 @@ class RemoteStore:
                 tablet,
                 "Snapshot",
                 lambda header: pb.SnapshotRequest(
-                    header=header, tablet=tablet, since_version=since_version
+                    header=header, tablet=tablet, since_version=since_version, checkpoint=self._checkpoint
                 ).SerializeToString(),
                 reply_bytes=LARGE_BYTES,  # it may be as small as nothing, and larger than one message
             )
@@ -240,9 +240,10 @@ class RemoteStore:
         return self._wants_checkpoint
 
     def begin_checkpoint(self) -> None:
-        """Snapshots from here on belong to one checkpoint; pushes may go on in between."""
+        """Snapshots taken through this store from here on are one checkpoint, until it is committed; pushes, and
+        snapshots through other connections, may go on in between."""
         with self._turn():
-            number = secrets.randbits(63)
+            number = secrets.randbits(63) | 1
             self._checkpoint = number
             self._everywhere("BeginCheckpoint", lambda header: pb.BeginCheckpointRequest(header=header, number=number))
 
@@ -266,6 +267,7 @@ class RemoteStore:
                     is_everywhere = False
                     _log.warning("checkpoint %s: push log kept until the next one: %s", checkpoint, error)
             self._wants_checkpoint = False
+            self._checkpoint = 0
             return is_everywhere
 
     def complete_unit(self, unit: int) -> None:

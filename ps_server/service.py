@@ -248,7 +248,7 @@ class ParameterServerService:
         request = parse(data, pb.SnapshotRequest())
         self._check(request.header)
         since = request.since_version if request.HasField("since_version") else None
-        return encode_snapshot(self._durable.snapshot(request.tablet, since))
+        return encode_snapshot(self._durable.snapshot(request.tablet, since, request.checkpoint))
 
     def _restore(self, data: bytes) -> bytes:
         header, token, snapshot = decode_restore(data)

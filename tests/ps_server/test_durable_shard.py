@@ -61,8 +61,8 @@ class TakenCheckpoint:
     def snapshot(self, tablet):
         return self._snapshots[tablet]
 
-    def take(self, durable, tablet):
-        self._snapshots[tablet] = durable.snapshot(tablet)
+    def take(self, durable, tablet, number=0):
+        self._snapshots[tablet] = durable.snapshot(tablet, checkpoint=number)
 
 
 def start(files=None, *, checkpoints=None, staleness=None, tables=ReferenceTableGroup, **options):
@@ -344,7 +344,8 @@ def test_checkpoint_without_all_tablets_is_not_committed():
     with pytest.raises(CheckpointNotBegunError, match=r"expected checkpoint 1 \(x\) to be begun, got none"):
         durable.commit_checkpoint("x", 1)
     durable.begin_checkpoint(1)
-    durable.snapshot(0)
+    durable.snapshot(0, checkpoint=1)
+    durable.snapshot(1)  # an export's
     with pytest.raises(CheckpointNotBegunError, match=r"got none of tablets \[1, 2, 3\]"):
         durable.commit_checkpoint("x", 1)
     assert "base.json" not in folder.names()
@@ -359,7 +360,7 @@ def test_commit_repeated_is_one_and_one_that_comes_late_is_not_taken_for_the_nex
         taken[f"step-{number}"] = TakenCheckpoint()
         durable.begin_checkpoint(number)
         for tablet in range(4):
-            taken[f"step-{number}"].take(durable, tablet)
+            taken[f"step-{number}"].take(durable, tablet, number)
             durable.push(push(rng, number, tablet))
         if number == 2:
             durable.commit_checkpoint("step-1", 1)
@@ -371,6 +372,22 @@ def test_commit_repeated_is_one_and_one_that_comes_late_is_not_taken_for_the_nex
         assert found.checkpoint == f"step-{number}"
         assert shard_state(again.shard) == shard_state(durable.shard)
         again.commit_checkpoint(f"step-{number}", number)
+
+
+def test_snapshots_of_an_export_during_a_checkpoint_lose_no_push():
+    rng = np.random.default_rng(17)
+    durable, _, folder = start()
+    durable.ensure_tables((USER,))
+    taken = TakenCheckpoint()
+    durable.begin_checkpoint(7)
+    for tablet in range(4):
+        taken.take(durable, tablet, 7)
+        durable.push(push(rng, 1, tablet))
+        durable.snapshot(tablet)
+    durable.commit_checkpoint("step-1", 7)
+    again, found, _ = start(folder.copy(), checkpoints={"step-1": taken})
+    assert found.checkpoint == "step-1"
+    assert shard_state(again.shard) == shard_state(durable.shard)
 
 
 def test_full_disk_at_a_checkpoint_leaves_a_log_that_still_starts():
