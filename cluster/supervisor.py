@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from .errors import ClusterRunningError, LockHeldError
 from .lock_file import hold_lock
@@ -20,6 +21,8 @@ from .supervision import Backoff, Supervision
 
 GRACE_SECONDS = 20.0
 """How long a process may take to end by itself (drain, flush) before it is killed."""
+
+STATE_RETRY_SECONDS = 2.0
 
 LOCK_FILE, STATE_FILE, COMMANDS_FILE, LOG_FOLDER = "supervisor.lock", "state.json", "commands.json", "logs"
 STOP_WITH_STDIN, REMOVE_FOLDER = "--stop-with-stdin", "--remove-folder"
@@ -51,6 +54,7 @@ class Supervisor:
         self._supervision = Supervision(commands, backoff)
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._stop_asked = False
+        self._state_is_written = True
 
     def run(self) -> None:
         """Supervise until SIGTERM or SIGINT, then end all children and return.
@@ -62,7 +66,9 @@ class Supervisor:
                 while not self._stop_asked:
                     self._reap()
                     self._start_due()
-                    self._wait(wake, self._supervision.seconds_to_next(time.monotonic()))
+                    if not self._state_is_written:
+                        self._write_state()
+                    self._wait(wake, self._seconds_to_next())
             finally:
                 self._end_children(wake)
                 (self._folder / STATE_FILE).unlink(missing_ok=True)
@@ -87,6 +93,12 @@ class Supervisor:
     def _ask_stop(self) -> None:
         self._stop_asked = True
 
+    def _seconds_to_next(self) -> float | None:
+        seconds = self._supervision.seconds_to_next(time.monotonic())
+        if self._state_is_written:
+            return seconds
+        return STATE_RETRY_SECONDS if seconds is None else min(seconds, STATE_RETRY_SECONDS)
+
     def _wait(self, wake: int, seconds: float | None) -> None:
         watched = [wake] if self._lifeline is None else [wake, self._lifeline]
         ready = _wait(watched, seconds)
@@ -95,7 +107,7 @@ class Supervisor:
 
     def _start_due(self) -> None:
         for name in self._supervision.due(time.monotonic()):
-            with (self._folder / LOG_FOLDER / f"{name}.log").open("ab") as log:
+            with self._open_log(name) as log:
                 child = subprocess.Popen(
                     self._commands[name],
                     stdin=subprocess.PIPE,
@@ -138,14 +150,34 @@ class Supervisor:
             for role in self._supervision.roles
         ]
         state = {"pid": os.getpid(), "roles": roles}
-        write_atomically(self._folder / STATE_FILE, json.dumps(state))
+        try:
+            write_atomically(self._folder / STATE_FILE, json.dumps(state))
+            self._state_is_written = True
+        except OSError as error:  # a full disk: the processes matter more; it is written when there is room
+            self._state_is_written = False
+            _say(f"state not written: {error}")
+
+    def _open_log(self, name: str) -> BinaryIO:
+        try:
+            return (self._folder / LOG_FOLDER / f"{name}.log").open("ab")
+        except OSError as error:
+            _say(f"log of {name} not opened: {error}")
+            return open(os.devnull, "ab")
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):  # the supervisor's own log may be on the full disk
+        print(line, file=sys.stderr, flush=True)
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace the file's content: a reader sees the old or the new, never a part."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -92,6 +92,20 @@ def test_killed_process_is_started_again_and_its_log_goes_on(cluster: Cluster) -
     wait_until(lambda: log.read_text() == "up\nup\n")
 
 
+def test_a_state_that_cannot_be_written_stops_nothing_and_is_written_when_it_can(cluster: Cluster) -> None:
+    before = cluster.up()
+    state, log = cluster.folder / STATE_FILE, cluster.folder / LOG_FOLDER / "a.log"
+    state.unlink()
+    state.mkdir()  # as good as a full disk: nothing can take its place
+    os.kill(before["a"], signal.SIGKILL)
+    wait_until(lambda: log.read_text() == "up\nup\n")
+    assert cluster.process.poll() is None
+    assert [path.name for path in cluster.folder.iterdir() if "partial" in path.name] == []
+    state.rmdir()
+    wait_until(lambda: state.exists() and cluster.roles().get("a", {}).get("restarts") == 1)
+    assert cluster.up()["b"] == before["b"]
+
+
 def test_sigterm_ends_everything_and_leaves_only_logs(cluster: Cluster) -> None:
     pids = cluster.up()
     assert lock_holder(cluster.folder / LOCK_FILE) == cluster.process.pid
