@@ -173,6 +173,7 @@ class TableGroup {
   struct Partition;
   struct Scratch;
   class Push;
+  class UniqueCheck;
 
   static Scratch& scratch();
   size_t tablet_of(uint64_t key) const { return embershard::tablet_of(key, tablet_bits_); }
@@ -180,9 +181,6 @@ class TableGroup {
   // Throws std::invalid_argument if one of the tables has been dropped.
   void require(const int32_t* tables, size_t count) const;
   void partition(const Request& request, const uint32_t* occurrences, const bool* mask, Partition& partition) const;
-  // The thread's partition, of a request whose keys differ. Throws DuplicateKey.
-  Partition& partition_unique(const Request& request, const uint32_t* occurrences, const bool* mask) const;
-  void check_unique(const Request& request, const Partition& partition) const;
   void check_unique(const Request& request) const;
   // Erases the keys of one group of tablets, whose locks are held alone.
   int64_t erase_group(const Request& request, const Partition& parted, size_t group);

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <functional>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "row_finder.h"
@@ -54,33 +56,62 @@ void TableGroup::partition(const Request& request, const uint32_t* occurrences, 
   starts[0] = 0;
 }
 
-// As check_unique, for a partition that holds all keys: runs of one group and table stay in the nearest cache.
-void TableGroup::check_unique(const Request& request, const Partition& partition) const {
-  DuplicateFinder& duplicates = scratch().duplicates;
-  for (size_t group = 0; group < partition.groups(); ++group) {
-    size_t begin = partition.starts[group];
-    const size_t end = partition.starts[group + 1];
+// Looks for keys that stand twice, group by group, on all threads that will work on the partition. Runs of one group and table
+// stay in the nearest cache. No thread goes on before every group is looked through, so that a refused request changes nothing.
+class TableGroup::UniqueCheck {
+ public:
+  // `mask`: as for the partition. Keys that are left out of it are looked through here. Throws DuplicateKey.
+  UniqueCheck(const TableGroup& group, const Request& request, const Partition& partition, const bool* mask)
+      : request_(request), partition_(partition), groups_(mask == nullptr ? partition.groups() : 0), left_(groups_) {
+    if (mask != nullptr) group.check_unique(request);
+  }
+
+  // Whether all keys differ.
+  bool run() {
+    for (size_t group; (group = cursor_.fetch_add(1, std::memory_order_relaxed)) < groups_;) {
+      try {
+        look_through(group);
+      } catch (...) {
+        std::lock_guard guard(mutex_);
+        if (failure_ == nullptr || group < failed_) {
+          failure_ = std::current_exception();
+          failed_ = group;
+        }
+      }
+      left_.fetch_sub(1, std::memory_order_release);
+    }
+    while (left_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
+    return failure_ == nullptr;
+  }
+
+  // After all threads' `run`. Throws what the first group threw.
+  void end() const {
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+  }
+
+ private:
+  void look_through(size_t group) const {
+    DuplicateFinder& duplicates = scratch().duplicates;
+    size_t begin = partition_.starts[group];
+    const size_t end = partition_.starts[group + 1];
     for (size_t t = 0; begin < end; ++t) {
-      const auto* order = partition.order.data();
+      const auto* order = partition_.order.data();
       const auto stop = static_cast<size_t>(
-          std::lower_bound(order + begin, order + end, static_cast<uint32_t>(request.splits[t + 1])) - order);
-      const size_t found = duplicates.find(partition.keys.data() + begin, stop - begin);
-      if (found != stop - begin) throw DuplicateKey{t, partition.keys[begin + found]};
+          std::lower_bound(order + begin, order + end, static_cast<uint32_t>(request_.splits[t + 1])) - order);
+      const size_t found = duplicates.find(partition_.keys.data() + begin, stop - begin);
+      if (found != stop - begin) throw DuplicateKey{t, partition_.keys[begin + found]};
       begin = stop;
     }
   }
-}
 
-TableGroup::Partition& TableGroup::partition_unique(const Request& request, const uint32_t* occurrences, const bool* mask) const {
-  Partition& parted = scratch().partition;
-  partition(request, occurrences, mask, parted);
-  if (mask == nullptr) {
-    check_unique(request, parted);
-  } else {
-    check_unique(request);
-  }
-  return parted;
-}
+  const Request& request_;
+  const Partition& partition_;
+  const size_t groups_;
+  std::atomic<size_t> cursor_{0}, left_;
+  std::mutex mutex_;
+  std::exception_ptr failure_;
+  size_t failed_ = 0;
+};
 
 // Updates the keys of a range of tablets, whose locks are held alone.
 class TableGroup::Push {
@@ -294,7 +325,9 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const Gradients
   std::shared_lock structure(structure_);
   require(request.tables, request.table_count);
   Scratch& mine = scratch();
-  Partition& parted = partition_unique(request, occurrences, mask);
+  Partition& parted = mine.partition;
+  partition(request, occurrences, mask, parted);
+  UniqueCheck unique(*this, request, parted, mask);
   std::vector<std::vector<BlockPlan>> plans;
   mine.offsets.assign(request.table_count + 1, 0);
   for (size_t t = 0; t < request.table_count; ++t) {
@@ -320,6 +353,7 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const Gradients
   std::atomic<size_t> cursor{0};
   const size_t group_tablets = tablets() >> parted.group_bits;
   const std::function<void(size_t)> work = [&](size_t) {
+    if (!unique.run()) return;
     UpdateReport report;
     report.tables.resize(request.table_count);
     report.refused_keys.resize(request.table_count);
@@ -354,6 +388,7 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const Gradients
     }
   };
   share_out(request.size(), work);
+  unique.end();
   for (auto& keys : total.refused_keys) std::sort(keys.begin(), keys.end());
   return total;
 }
@@ -361,11 +396,14 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const Gradients
 int64_t TableGroup::erase(const Request& request, const bool* mask) {
   std::shared_lock structure(structure_);
   require(request.tables, request.table_count);
-  const Partition& parted = partition_unique(request, nullptr, mask);
+  Partition& parted = scratch().partition;
+  partition(request, nullptr, mask, parted);
+  UniqueCheck unique(*this, request, parted, mask);
   const size_t group_tablets = tablets() >> parted.group_bits;
   std::atomic<size_t> cursor{0};
   std::atomic<int64_t> erased{0};
   const std::function<void(size_t)> work = [&](size_t) {
+    if (!unique.run()) return;
     LockedTablets locks(tablets_.get(), false);
     for (;;) {
       const size_t group = cursor.fetch_add(1, std::memory_order_relaxed);
@@ -382,6 +420,7 @@ int64_t TableGroup::erase(const Request& request, const bool* mask) {
     }
   };
   share_out(request.size(), work);
+  unique.end();
   return erased;
 }
 

@@ -271,6 +271,13 @@ MUTANTS = (
         CLICKS + "test_clicks_go_to_their_rows_past_refused_and_held_back_keys[native]",
     ),
     Mutant(
+        "table threads go on though another one found a key twice",
+        "embedding/native/table_push.cpp",
+        "return failure_ == nullptr;",
+        "return true;",
+        "embedding/test_duplicate_keys.py::test_one_key_twice_is_named_and_nothing_is_done[places0-8192-2]",
+    ),
+    Mutant(
         "clicks read in the partition's order",
         "embedding/native/table_push.cpp",
         "clicks_[partition_.order[entries[i]]]",
