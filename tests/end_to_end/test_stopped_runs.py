@@ -53,7 +53,7 @@ def stop(job: Job, temporary: Path, number: signal.Signals, *words: str) -> subp
     ) as process:
         try:
             deadline = time.monotonic() + 60
-            while not list((job.folder / "runs").glob("*/checkpoints/*/manifest.json")):
+            while not list((job.folder / "runs").glob("*/checkpoints/step-?????????/manifest.json")):
                 assert process.poll() is None, process.communicate()
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
