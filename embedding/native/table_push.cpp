@@ -1,117 +1,13 @@
 #include <algorithm>
 #include <atomic>
-#include <exception>
 #include <functional>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "row_finder.h"
 #include "scratch.h"
 
 namespace embershard {
-namespace {
-
-// Keys updated under one set of locks, in whole tablets: many, as the gradients of a group are read with gaps between them.
-constexpr size_t kLargestGroup = 8192, kSmallestGroup = 1024;
-constexpr size_t kErasedAhead = 16;     // how many keys before it is erased a key's bucket is fetched
-constexpr size_t kGroupsPerThread = 8;  // so that threads end at about the same time
-
-}  // namespace
-
-// `occurrences`: of each key, or nullptr if they are not asked for.
-void TableGroup::partition(const Request& request, const uint32_t* occurrences, const bool* mask, Partition& partition) const {
-  const size_t n = request.size(), threads = pool_.threads();
-  const size_t wanted = threads == 1 ? kLargestGroup : std::clamp(n / (kGroupsPerThread * threads), kSmallestGroup, kLargestGroup);
-  int bits = 0;
-  while (bits < tablet_bits_ && (n >> (bits + 1)) >= wanted) ++bits;
-  partition.group_bits = bits;
-  partition.starts.assign((size_t{1} << bits) + 1, 0);
-  uint32_t* starts = partition.starts.data();
-  partition.key_counts.assign(tablets(), 0);
-  partition.order.resize(n);
-  partition.keys.resize(n);
-  partition.occurrences.resize(n);
-  uint32_t* key_counts = partition.key_counts.data();
-  for (size_t i = 0; i < n; ++i) ++key_counts[tablet_of(request.keys[i])];
-  const int shift = tablet_bits_ - bits;
-  for (size_t tablet = 0; tablet < tablets(); ++tablet) {
-    if (mask != nullptr && !mask[tablet]) key_counts[tablet] = 0;
-    starts[(tablet >> shift) + 1] += key_counts[tablet];
-  }
-  for (size_t group = 0; group < partition.groups(); ++group) starts[group + 1] += starts[group];
-  uint32_t* order = partition.order.data();
-  uint64_t* keys = partition.keys.data();
-  uint32_t* counts = partition.occurrences.data();
-  for (size_t i = 0; i < n; ++i) {
-    const uint64_t key = request.keys[i];
-    const size_t tablet = tablet_of(key);
-    if (mask != nullptr && !mask[tablet]) continue;
-    const uint32_t at = starts[tablet >> shift]++;
-    order[at] = static_cast<uint32_t>(i);
-    keys[at] = key;
-    if (occurrences != nullptr) counts[at] = occurrences[i];
-  }
-  for (size_t group = partition.groups(); group > 0; --group) starts[group] = starts[group - 1];
-  starts[0] = 0;
-}
-
-// Looks for keys that stand twice, group by group, on all threads that will work on the partition. Runs of one group and table
-// stay in the nearest cache. No thread goes on before every group is looked through, so that a refused request changes nothing.
-class TableGroup::UniqueCheck {
- public:
-  // `mask`: as for the partition. Keys that are left out of it are looked through here. Throws DuplicateKey.
-  UniqueCheck(const TableGroup& group, const Request& request, const Partition& partition, const bool* mask)
-      : request_(request), partition_(partition), groups_(mask == nullptr ? partition.groups() : 0), left_(groups_) {
-    if (mask != nullptr) group.check_unique(request);
-  }
-
-  // Whether all keys differ.
-  bool run() {
-    for (size_t group; (group = cursor_.fetch_add(1, std::memory_order_relaxed)) < groups_;) {
-      try {
-        look_through(group);
-      } catch (...) {
-        std::lock_guard guard(mutex_);
-        if (failure_ == nullptr || group < failed_) {
-          failure_ = std::current_exception();
-          failed_ = group;
-        }
-      }
-      left_.fetch_sub(1, std::memory_order_release);
-    }
-    while (left_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
-    return failure_ == nullptr;
-  }
-
-  // After all threads' `run`. Throws what the first group threw.
-  void end() const {
-    if (failure_ != nullptr) std::rethrow_exception(failure_);
-  }
-
- private:
-  void look_through(size_t group) const {
-    DuplicateFinder& duplicates = scratch().duplicates;
-    size_t begin = partition_.starts[group];
-    const size_t end = partition_.starts[group + 1];
-    for (size_t t = 0; begin < end; ++t) {
-      const auto* order = partition_.order.data();
-      const auto stop = static_cast<size_t>(
-          std::lower_bound(order + begin, order + end, static_cast<uint32_t>(request_.splits[t + 1])) - order);
-      const size_t found = duplicates.find(partition_.keys.data() + begin, stop - begin);
-      if (found != stop - begin) throw DuplicateKey{t, partition_.keys[begin + found]};
-      begin = stop;
-    }
-  }
-
-  const Request& request_;
-  const Partition& partition_;
-  const size_t groups_;
-  std::atomic<size_t> cursor_{0}, left_;
-  std::mutex mutex_;
-  std::exception_ptr failure_;
-  size_t failed_ = 0;
-};
 
 // Updates the keys of a range of tablets, whose locks are held alone.
 class TableGroup::Push {
@@ -391,54 +287,6 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const Gradients
   unique.end();
   for (auto& keys : total.refused_keys) std::sort(keys.begin(), keys.end());
   return total;
-}
-
-int64_t TableGroup::erase(const Request& request, const bool* mask) {
-  std::shared_lock structure(structure_);
-  require(request.tables, request.table_count);
-  Partition& parted = scratch().partition;
-  partition(request, nullptr, mask, parted);
-  UniqueCheck unique(*this, request, parted, mask);
-  const size_t group_tablets = tablets() >> parted.group_bits;
-  std::atomic<size_t> cursor{0};
-  std::atomic<int64_t> erased{0};
-  const std::function<void(size_t)> work = [&](size_t) {
-    if (!unique.run()) return;
-    LockedTablets locks(tablets_.get(), false);
-    for (;;) {
-      const size_t group = cursor.fetch_add(1, std::memory_order_relaxed);
-      if (group >= parted.groups()) break;
-      for (size_t tablet = group * group_tablets; tablet < (group + 1) * group_tablets; ++tablet) {
-        if (parted.key_counts[tablet] != 0) locks.add(tablet);
-      }
-      erased.fetch_add(erase_group(request, parted, group), std::memory_order_relaxed);
-      for (size_t tablet = group * group_tablets; tablet < (group + 1) * group_tablets; ++tablet) {
-        if (parted.key_counts[tablet] == 0) continue;
-        for (size_t t = 0; t < request.table_count; ++t) trim_erased_of(table(request.tables[t]).parts[tablet], tablet);
-      }
-      locks.release();
-    }
-  };
-  share_out(request.size(), work);
-  unique.end();
-  return erased;
-}
-
-int64_t TableGroup::erase_group(const Request& request, const Partition& parted, size_t group) {
-  const size_t end = parted.starts[group + 1];
-  int64_t erased = 0;
-  size_t t = 0;
-  for (size_t entry = parted.starts[group]; entry < end; ++entry) {
-    while (static_cast<int64_t>(parted.order[entry]) >= request.splits[t + 1]) ++t;
-    Table& used = table(request.tables[t]);
-    if (const size_t ahead = entry + kErasedAhead; ahead < end && static_cast<int64_t>(parted.order[ahead]) < request.splits[t + 1]) {
-      const uint64_t key = parted.keys[ahead];
-      __builtin_prefetch(used.parts[tablet_of(key)].home_bucket(index_hash(key)), 1, 3);
-    }
-    const size_t tablet = tablet_of(parted.keys[entry]);
-    erased += remove_row(used, used.parts[tablet], parted.keys[entry], tablets_[tablet].version);
-  }
-  return erased;
 }
 
 }  // namespace embershard

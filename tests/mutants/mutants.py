@@ -272,7 +272,7 @@ MUTANTS = (
     ),
     Mutant(
         "table threads go on though another one found a key twice",
-        "embedding/native/table_push.cpp",
+        "embedding/native/key_partition.cpp",
         "return failure_ == nullptr;",
         "return true;",
         "embedding/test_duplicate_keys.py::test_one_key_twice_is_named_and_nothing_is_done[places0-8192-2]",

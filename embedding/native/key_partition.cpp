@@ -1,0 +1,94 @@
+#include "key_partition.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "scratch.h"
+
+namespace embershard {
+namespace {
+
+// Keys updated under one set of locks, in whole tablets: many, as the gradients of a group are read with gaps between them.
+constexpr size_t kLargestGroup = 8192, kSmallestGroup = 1024;
+constexpr size_t kGroupsPerThread = 8;  // so that threads end at about the same time
+
+}  // namespace
+
+// `occurrences`: of each key, or nullptr if they are not asked for.
+void TableGroup::partition(const Request& request, const uint32_t* occurrences, const bool* mask, Partition& partition) const {
+  const size_t n = request.size(), threads = pool_.threads();
+  const size_t wanted = threads == 1 ? kLargestGroup : std::clamp(n / (kGroupsPerThread * threads), kSmallestGroup, kLargestGroup);
+  int bits = 0;
+  while (bits < tablet_bits_ && (n >> (bits + 1)) >= wanted) ++bits;
+  partition.group_bits = bits;
+  partition.starts.assign((size_t{1} << bits) + 1, 0);
+  uint32_t* starts = partition.starts.data();
+  partition.key_counts.assign(tablets(), 0);
+  partition.order.resize(n);
+  partition.keys.resize(n);
+  partition.occurrences.resize(n);
+  uint32_t* key_counts = partition.key_counts.data();
+  for (size_t i = 0; i < n; ++i) ++key_counts[tablet_of(request.keys[i])];
+  const int shift = tablet_bits_ - bits;
+  for (size_t tablet = 0; tablet < tablets(); ++tablet) {
+    if (mask != nullptr && !mask[tablet]) key_counts[tablet] = 0;
+    starts[(tablet >> shift) + 1] += key_counts[tablet];
+  }
+  for (size_t group = 0; group < partition.groups(); ++group) starts[group + 1] += starts[group];
+  uint32_t* order = partition.order.data();
+  uint64_t* keys = partition.keys.data();
+  uint32_t* counts = partition.occurrences.data();
+  for (size_t i = 0; i < n; ++i) {
+    const uint64_t key = request.keys[i];
+    const size_t tablet = tablet_of(key);
+    if (mask != nullptr && !mask[tablet]) continue;
+    const uint32_t at = starts[tablet >> shift]++;
+    order[at] = static_cast<uint32_t>(i);
+    keys[at] = key;
+    if (occurrences != nullptr) counts[at] = occurrences[i];
+  }
+  for (size_t group = partition.groups(); group > 0; --group) starts[group] = starts[group - 1];
+  starts[0] = 0;
+}
+
+TableGroup::UniqueCheck::UniqueCheck(const TableGroup& group, const Request& request, const Partition& partition, const bool* mask)
+    : request_(request), partition_(partition), groups_(mask == nullptr ? partition.groups() : 0), left_(groups_) {
+  if (mask != nullptr) group.check_unique(request);
+}
+
+bool TableGroup::UniqueCheck::run() {
+  for (size_t group; (group = cursor_.fetch_add(1, std::memory_order_relaxed)) < groups_;) {
+    try {
+      look_through(group);
+    } catch (...) {
+      std::lock_guard guard(mutex_);
+      if (failure_ == nullptr || group < failed_) {
+        failure_ = std::current_exception();
+        failed_ = group;
+      }
+    }
+    left_.fetch_sub(1, std::memory_order_release);
+  }
+  while (left_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
+  return failure_ == nullptr;
+}
+
+void TableGroup::UniqueCheck::end() const {
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
+}
+
+void TableGroup::UniqueCheck::look_through(size_t group) const {
+  DuplicateFinder& duplicates = scratch().duplicates;
+  size_t begin = partition_.starts[group];
+  const size_t end = partition_.starts[group + 1];
+  for (size_t t = 0; begin < end; ++t) {
+    const auto* order = partition_.order.data();
+    const auto stop = static_cast<size_t>(
+        std::lower_bound(order + begin, order + end, static_cast<uint32_t>(request_.splits[t + 1])) - order);
+    const size_t found = duplicates.find(partition_.keys.data() + begin, stop - begin);
+    if (found != stop - begin) throw DuplicateKey{t, partition_.keys[begin + found]};
+    begin = stop;
+  }
+}
+
+}  // namespace embershard

@@ -1,0 +1,61 @@
+#include <atomic>
+#include <functional>
+
+#include "scratch.h"
+
+namespace embershard {
+namespace {
+
+constexpr size_t kErasedAhead = 16;  // how many keys before it is erased a key's bucket is fetched
+
+}  // namespace
+
+int64_t TableGroup::erase(const Request& request, const bool* mask) {
+  std::shared_lock structure(structure_);
+  require(request.tables, request.table_count);
+  Partition& parted = scratch().partition;
+  partition(request, nullptr, mask, parted);
+  UniqueCheck unique(*this, request, parted, mask);
+  const size_t group_tablets = tablets() >> parted.group_bits;
+  std::atomic<size_t> cursor{0};
+  std::atomic<int64_t> erased{0};
+  const std::function<void(size_t)> work = [&](size_t) {
+    if (!unique.run()) return;
+    LockedTablets locks(tablets_.get(), false);
+    for (;;) {
+      const size_t group = cursor.fetch_add(1, std::memory_order_relaxed);
+      if (group >= parted.groups()) break;
+      for (size_t tablet = group * group_tablets; tablet < (group + 1) * group_tablets; ++tablet) {
+        if (parted.key_counts[tablet] != 0) locks.add(tablet);
+      }
+      erased.fetch_add(erase_group(request, parted, group), std::memory_order_relaxed);
+      for (size_t tablet = group * group_tablets; tablet < (group + 1) * group_tablets; ++tablet) {
+        if (parted.key_counts[tablet] == 0) continue;
+        for (size_t t = 0; t < request.table_count; ++t) trim_erased_of(table(request.tables[t]).parts[tablet], tablet);
+      }
+      locks.release();
+    }
+  };
+  share_out(request.size(), work);
+  unique.end();
+  return erased;
+}
+
+int64_t TableGroup::erase_group(const Request& request, const Partition& parted, size_t group) {
+  const size_t end = parted.starts[group + 1];
+  int64_t erased = 0;
+  size_t t = 0;
+  for (size_t entry = parted.starts[group]; entry < end; ++entry) {
+    while (static_cast<int64_t>(parted.order[entry]) >= request.splits[t + 1]) ++t;
+    Table& used = table(request.tables[t]);
+    if (const size_t ahead = entry + kErasedAhead; ahead < end && static_cast<int64_t>(parted.order[ahead]) < request.splits[t + 1]) {
+      const uint64_t key = parted.keys[ahead];
+      __builtin_prefetch(used.parts[tablet_of(key)].home_bucket(index_hash(key)), 1, 3);
+    }
+    const size_t tablet = tablet_of(parted.keys[entry]);
+    erased += remove_row(used, used.parts[tablet], parted.keys[entry], tablets_[tablet].version);
+  }
+  return erased;
+}
+
+}  // namespace embershard
