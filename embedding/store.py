@@ -161,8 +161,8 @@ class EmbeddingStore(Protocol):
         """Whether a push log has outgrown its limit; a committed checkpoint lets it be trimmed."""
 
     def begin_checkpoint(self) -> None:
-        """Snapshots taken through this store from here on are one checkpoint, until it is committed; pushes, and
-        snapshots through other connections, may go on in between."""
+        """Snapshots taken through this store from here on are one checkpoint, the last of each tablet, until it is
+        committed; pushes, and snapshots through other connections, may go on in between."""
 
     def commit_checkpoint(self, checkpoint: str) -> bool:
         """The checkpoint at this path is complete: push logs are trimmed to it, and shards start again from it.

@@ -139,6 +139,7 @@ class TabletSnapshot:
 
     since_version: rows with a later version and keys erased since; None: all rows.
     erased_since:  keys erased before this version are forgotten, so a delta asked for since before it comes back whole.
+    log_position:  records of its shard's push log that are in it; 0 where there is no log. An import takes no notice.
     """
 
     tablet: int
@@ -149,6 +150,7 @@ class TabletSnapshot:
     tables: dict[str, TableRows]
     applied: AppliedMemory = field(default_factory=AppliedMemory.empty)
     erased_since: int = 0
+    log_position: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,16 +37,11 @@ class DurableLog:
 
 @dataclass(slots=True)
 class _OpenCheckpoint:
-    """A checkpoint that is being taken: the state it began with, and where each tablet's snapshot stands in the log."""
+    """A checkpoint that is being taken, and the state and log position it began with."""
 
     number: int
     state: ShardState
     since: int
-    positions: npt.NDArray[np.int64]
-    taken: TabletMask = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.taken = np.zeros(len(self.positions), np.bool_)
 
 
 class DurableShard:
@@ -177,30 +172,27 @@ class DurableShard:
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    def snapshot(self, tablet: int, since_version: int | None = None, checkpoint: int = 0) -> TabletSnapshot:
-        """Consistent copy of one tablet; the open checkpoint, if it is number `checkpoint`, notes where in the log it
-        stands: a replay goes on from there, so that one which an export takes meanwhile must not count."""
+    def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
+        """Consistent copy of one tablet, with its position in the log."""
         with self._turn:
-            snapshot = self.shard.snapshot(tablet, since_version)
-            if self._checkpoint is not None and self._checkpoint.number == checkpoint:
-                self._checkpoint.positions[tablet] = self.log_end
-                self._checkpoint.taken[tablet] = True
-            return snapshot
+            return replace(self.shard.snapshot(tablet, since_version), log_position=self.log_end)
 
     def begin_checkpoint(self, number: int = 0) -> int:
-        """Log position now. Snapshots taken from here on belong to checkpoint `number`; one begun before is given up.
+        """Log position now. Snapshots taken from here on may make up checkpoint `number`; one begun before is given up.
 
         number: never the same twice, so that a commit that comes late a second time is not taken for this one's."""
         with self._turn:
-            positions = np.full(1 << self.shard.tablet_bits, self.log_end, np.int64)
-            self._checkpoint = _OpenCheckpoint(number, ShardState.of(self.shard), self.log_end, positions)
+            self._checkpoint = _OpenCheckpoint(number, ShardState.of(self.shard), self.log_end)
             if self._log is not None:
                 self._try_roll(self._log.writer)
             return self.log_end
 
-    def commit_checkpoint(self, checkpoint: str, number: int = 0) -> int:
+    def commit_checkpoint(self, checkpoint: str, positions: npt.NDArray[np.int64], number: int = 0) -> int:
         """Bytes the push log has now that `checkpoint`, which is complete, stands in for its beginning; idempotent.
 
+        positions: (2^t,) log position of each snapshot in the checkpoint, -1 where there is none. They come with the
+        commit, as only who wrote the checkpoint knows which of several snapshots of a tablet is in it: calls are
+        repeated, and exports take snapshots too.
         Raises: CheckpointNotBegunError; PushLogFullError, OSError (the log stays longer than it needs to be)."""
         with self._turn:
             taking = self._checkpoint
@@ -209,14 +201,15 @@ class DurableShard:
                     return self.log_bytes
                 begun = "none" if taking is None else f"checkpoint {taking.number}"
                 raise CheckpointNotBegunError(f"expected checkpoint {number} ({checkpoint}) to be begun, got {begun}")
-            missing = np.flatnonzero(taking.state.owned & ~taking.taken)
+            owned = taking.state.owned
+            missing = np.flatnonzero(owned & ~((positions >= taking.since) & (positions <= self.log_end)))
             if len(missing):
                 raise CheckpointNotBegunError(
                     f"expected a snapshot of every owned tablet in checkpoint {number} ({checkpoint}), "
-                    f"got none of tablets {missing[:8].tolist()}"
+                    f"got none of tablets {missing[:8].tolist()} (log positions {taking.since} to {self.log_end})"
                 )
             if self._log is not None:
-                base = CheckpointBase(checkpoint, taking.since, taking.positions, taking.state)
+                base = CheckpointBase(checkpoint, taking.since, np.where(owned, positions, taking.since), taking.state)
                 write_base(self._log.folder, base)
                 self._base = checkpoint
                 self._log.writer.trim(base.since)

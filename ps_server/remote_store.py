@@ -88,7 +88,8 @@ class RemoteStore:
         self._state_widths: dict[str, int] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._wants_checkpoint = False
-        self._checkpoint = 0
+        self._checkpoint, self._is_taken = 0, False  # the last one's number, and whether it is not committed yet
+        self._positions = np.full(1 << links.map.tablet_bits, -1, "<i8")  # of its snapshots in their shards' logs
         self._closed = False
 
     @property
@@ -211,11 +212,14 @@ class RemoteStore:
                 tablet,
                 "Snapshot",
                 lambda header: pb.SnapshotRequest(
-                    header=header, tablet=tablet, since_version=since_version, checkpoint=self._checkpoint
+                    header=header, tablet=tablet, since_version=since_version
                 ).SerializeToString(),
                 reply_bytes=LARGE_BYTES,  # it may be as small as nothing, and larger than one message
             )
-            return decode_snapshot(reply)
+            snapshot = decode_snapshot(reply)
+            if self._is_taken:
+                self._positions[tablet] = snapshot.log_position
+            return snapshot
 
     def restore(self, snapshot: TabletSnapshot) -> None:
         """Replace (or merge a delta into) one tablet."""
@@ -240,11 +244,12 @@ class RemoteStore:
         return self._wants_checkpoint
 
     def begin_checkpoint(self) -> None:
-        """Snapshots taken through this store from here on are one checkpoint, until it is committed; pushes, and
-        snapshots through other connections, may go on in between."""
+        """Snapshots taken through this store from here on are one checkpoint, the last of each tablet, until it is
+        committed; pushes, and snapshots through other connections, may go on in between."""
         with self._turn():
-            number = secrets.randbits(63) | 1
-            self._checkpoint = number
+            number = secrets.randbits(63)
+            self._checkpoint, self._is_taken = number, True
+            self._positions[:] = -1
             self._everywhere("BeginCheckpoint", lambda header: pb.BeginCheckpointRequest(header=header, number=number))
 
     def commit_checkpoint(self, checkpoint: str) -> bool:
@@ -253,10 +258,13 @@ class RemoteStore:
         False: a shard that was started again in between keeps its log, and the older checkpoint it goes on from, until
         the next one; a warning names it."""
         with self._turn():
-            number = self._checkpoint
+            self._is_taken = False
+            number, positions = self._checkpoint, self._positions.tobytes()
 
             def request(header: pb.CallHeader) -> Message:
-                return pb.CommitCheckpointRequest(header=header, checkpoint=checkpoint, number=number)
+                return pb.CommitCheckpointRequest(
+                    header=header, checkpoint=checkpoint, number=number, positions=positions
+                )
 
             is_everywhere = True
             for shard in range(self._links.map.shards):
@@ -267,7 +275,6 @@ class RemoteStore:
                     is_everywhere = False
                     _log.warning("checkpoint %s: push log kept until the next one: %s", checkpoint, error)
             self._wants_checkpoint = False
-            self._checkpoint = 0
             return is_everywhere
 
     def complete_unit(self, unit: int) -> None:

@@ -248,7 +248,7 @@ class ParameterServerService:
         request = parse(data, pb.SnapshotRequest())
         self._check(request.header)
         since = request.since_version if request.HasField("since_version") else None
-        return encode_snapshot(self._durable.snapshot(request.tablet, since, request.checkpoint))
+        return encode_snapshot(self._durable.snapshot(request.tablet, since))
 
     def _restore(self, data: bytes) -> bytes:
         header, token, snapshot = decode_restore(data)
@@ -288,7 +288,13 @@ class ParameterServerService:
     def _commit_checkpoint(self, data: bytes) -> bytes:
         request = parse(data, pb.CommitCheckpointRequest())
         self._check(request.header)
-        return _count(self._durable.commit_checkpoint(request.checkpoint, request.number))
+        tablets = 1 << self._shard.tablet_bits
+        if len(request.positions) != 8 * tablets:
+            raise WireFormatError(
+                f"expected the log positions of {tablets} tablets, 8 bytes each, got {len(request.positions)} bytes"
+            )
+        positions = np.frombuffer(request.positions, "<i8")
+        return _count(self._durable.commit_checkpoint(request.checkpoint, positions, request.number))
 
     def _status(self, data: bytes) -> bytes:
         parse(data, pb.StatusRequest())

@@ -48,6 +48,7 @@ def encode_snapshot(snapshot: TabletSnapshot) -> bytes:
         since_version=snapshot.since_version,
         push_count=snapshot.push_count,
         erased_since=snapshot.erased_since,
+        log_position=snapshot.log_position,
     )
     rows = [(_TABLES, _encode_rows(name, table)) for name, table in snapshot.tables.items()]
     applied = [
@@ -70,6 +71,7 @@ def decode_snapshot(data: bytes | memoryview) -> TabletSnapshot:
             dict(_decode_rows(content) for number, content in fields if number == _TABLES),
             _decode_applied(dict(fields)),
             small.erased_since,
+            small.log_position,
         )
     except (ValueError, KeyError) as error:
         raise WireFormatError(f"expected a snapshot of tablet {small.tablet}, got: {error}") from None

@@ -61,8 +61,13 @@ class TakenCheckpoint:
     def snapshot(self, tablet):
         return self._snapshots[tablet]
 
-    def take(self, durable, tablet, number=0):
-        self._snapshots[tablet] = durable.snapshot(tablet, checkpoint=number)
+    def take(self, durable, tablet):
+        self._snapshots[tablet] = durable.snapshot(tablet)
+
+    @property
+    def positions(self):
+        taken = self._snapshots
+        return np.array([taken[tablet].log_position if tablet in taken else -1 for tablet in range(1 << BITS)])
 
 
 def start(files=None, *, checkpoints=None, staleness=None, tables=ReferenceTableGroup, **options):
@@ -328,7 +333,7 @@ def test_checkpoint_taken_while_pushes_go_on_and_replay_give_the_same_bits(seed,
         killed = folder.copy()  # before the commit: the checkpoint before counts
         assert shard_state(start(killed, checkpoints=checkpoints, tables=tables)[0].shard) == shard_state(durable.shard)
         before = durable.log_bytes
-        assert durable.commit_checkpoint(name) < before
+        assert durable.commit_checkpoint(name, taken.positions) < before
         again, found, _ = start(folder.copy(), checkpoints=checkpoints, tables=tables)
         assert found.checkpoint == name
         assert shard_state(again.shard) == shard_state(durable.shard)
@@ -342,12 +347,17 @@ def test_checkpoint_taken_while_pushes_go_on_and_replay_give_the_same_bits(seed,
 def test_checkpoint_without_all_tablets_is_not_committed():
     durable, _, folder = start()
     with pytest.raises(CheckpointNotBegunError, match=r"expected checkpoint 1 \(x\) to be begun, got none"):
-        durable.commit_checkpoint("x", 1)
+        durable.commit_checkpoint("x", TakenCheckpoint().positions, 1)
+    taken = TakenCheckpoint()
+    taken.take(durable, 1)
+    durable.ensure_tables((USER,))
     durable.begin_checkpoint(1)
-    durable.snapshot(0, checkpoint=1)
-    durable.snapshot(1)  # an export's
-    with pytest.raises(CheckpointNotBegunError, match=r"got none of tablets \[1, 2, 3\]"):
-        durable.commit_checkpoint("x", 1)
+    taken.take(durable, 0)
+    for late in (-1, durable.log_end + 1):  # tablet 1 was taken before it began
+        positions = taken.positions
+        positions[3] = late
+        with pytest.raises(CheckpointNotBegunError, match=r"got none of tablets \[1, 2, 3\]"):
+            durable.commit_checkpoint("x", positions, 1)
     assert "base.json" not in folder.names()
 
 
@@ -360,31 +370,33 @@ def test_commit_repeated_is_one_and_one_that_comes_late_is_not_taken_for_the_nex
         taken[f"step-{number}"] = TakenCheckpoint()
         durable.begin_checkpoint(number)
         for tablet in range(4):
-            taken[f"step-{number}"].take(durable, tablet, number)
+            taken[f"step-{number}"].take(durable, tablet)
             durable.push(push(rng, number, tablet))
         if number == 2:
-            durable.commit_checkpoint("step-1", 1)
+            durable.commit_checkpoint("step-1", taken["step-1"].positions, 1)
             with pytest.raises(CheckpointNotBegunError, match="got checkpoint 2"):
-                durable.commit_checkpoint("step-0", 0)
+                durable.commit_checkpoint("step-0", taken["step-1"].positions, 0)
         for _ in range(2):
-            durable.commit_checkpoint(f"step-{number}", number)
+            durable.commit_checkpoint(f"step-{number}", taken[f"step-{number}"].positions, number)
         again, found, _ = start(folder.copy(), checkpoints=taken)
         assert found.checkpoint == f"step-{number}"
         assert shard_state(again.shard) == shard_state(durable.shard)
-        again.commit_checkpoint(f"step-{number}", number)
+        again.commit_checkpoint(f"step-{number}", taken[f"step-{number}"].positions, number)
 
 
-def test_snapshots_of_an_export_during_a_checkpoint_lose_no_push():
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_other_snapshots_during_a_checkpoint_lose_no_push_and_repeat_none(comes_first):
+    """Those of an export, or of a call that was repeated: the checkpoint holds the first, or the second of a tablet."""
     rng = np.random.default_rng(17)
     durable, _, folder = start()
     durable.ensure_tables((USER,))
-    taken = TakenCheckpoint()
+    taken, other = TakenCheckpoint(), TakenCheckpoint()
     durable.begin_checkpoint(7)
     for tablet in range(4):
-        taken.take(durable, tablet, 7)
+        (taken if comes_first else other).take(durable, tablet)
         durable.push(push(rng, 1, tablet))
-        durable.snapshot(tablet)
-    durable.commit_checkpoint("step-1", 7)
+        (other if comes_first else taken).take(durable, tablet)
+    durable.commit_checkpoint("step-1", taken.positions, 7)
     again, found, _ = start(folder.copy(), checkpoints={"step-1": taken})
     assert found.checkpoint == "step-1"
     assert shard_state(again.shard) == shard_state(durable.shard)
@@ -402,10 +414,10 @@ def test_full_disk_at_a_checkpoint_leaves_a_log_that_still_starts():
     for tablet in range(4):
         taken.take(durable, tablet)
     with pytest.raises(OSError, match="injected"):
-        durable.commit_checkpoint("full")
+        durable.commit_checkpoint("full", taken.positions)
     assert shard_state(start(folder.copy())[0].shard) == shard_state(durable.shard)
     folder.room = None
-    durable.commit_checkpoint("full")
+    durable.commit_checkpoint("full", taken.positions)
     again, found, _ = start(folder, checkpoints={"full": taken})
     assert (found.checkpoint, found.replayed) == ("full", 0)
     assert shard_state(again.shard) == shard_state(durable.shard)
@@ -414,9 +426,10 @@ def test_full_disk_at_a_checkpoint_leaves_a_log_that_still_starts():
 def test_damaged_base_is_refused_by_name():
     durable, _, folder = start()
     durable.begin_checkpoint()
+    taken = TakenCheckpoint()
     for tablet in range(4):
-        durable.snapshot(tablet)
-    durable.commit_checkpoint("here")
+        taken.take(durable, tablet)
+    durable.commit_checkpoint("here", taken.positions)
     data = folder.copy()["base.json"]
     for offset in range(0, len(data), 3):
         damaged = bytearray(data)

@@ -352,6 +352,12 @@ def test_checkpoint_trims_the_push_logs_and_shards_start_from_it(folder):
     store.begin_checkpoint()
     path = write_checkpoint(folder / "checkpoints", store, TrainingState(step=1))
     store.exchange(push_of(range(100), PushToken(1, 1, 200)), None)
+    with connect(spec.shards[0]) as other:  # an export meanwhile, and one right after
+        for tablet in range(1 << BITS):
+            other.snapshot(tablet)
+    store.commit_checkpoint(str(path))
+    for tablet in range(1 << BITS):
+        store.snapshot(tablet)
     store.commit_checkpoint(str(path))
     assert sum(status.log_bytes for status in store.status()) < before / 4
     for server in servers:

@@ -48,11 +48,12 @@ SNAPSHOT = TabletSnapshot(
     },
     AppliedMemory(np.array([1, 2], np.uint64), np.array([3, 4], np.uint64), np.array([5, -6], np.int64)),
     2,
+    1 << 40,
 )
 
 
 def assert_same(left, right):
-    for name in ("tablet", "tablet_bits", "version", "since_version", "push_count", "erased_since"):
+    for name in ("tablet", "tablet_bits", "version", "since_version", "push_count", "erased_since", "log_position"):
         assert getattr(left, name) == getattr(right, name), name
     assert list(left.tables) == list(right.tables)
     pairs = [(left.applied, right.applied), *((left.tables[name], right.tables[name]) for name in left.tables)]
