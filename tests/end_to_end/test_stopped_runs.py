@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -42,15 +43,28 @@ def processes_of(temporary: Path) -> list[str]:
     return found
 
 
+@contextmanager
+def not_ignored(number: signal.Signals) -> Iterator[None]:
+    """A process that is started meanwhile does not inherit that the signal is ignored, as under nohup."""
+    if number == signal.SIGKILL or signal.getsignal(number) != signal.SIG_IGN:
+        yield
+        return
+    signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def stop(job: Job, temporary: Path, number: signal.Signals, *words: str) -> subprocess.CompletedProcess[str]:
     """A run that has trained and saved, once it has ended by the signal."""
     command = [sys.executable, "-m", "embershard.cli", "train", str(job.path), *ENDLESS, *words]
     # torch makes its cache folder beside, whatever becomes of the run.
     torch_cache = {"TORCHINDUCTOR_CACHE_DIR": str(job.folder / "torch")}
     environment = {**os.environ, "TMPDIR": str(temporary), **torch_cache}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    with not_ignored(number):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    with process:
         try:
             deadline = time.monotonic() + 60
             while not list((job.folder / "runs").glob("*/checkpoints/step-?????????/manifest.json")):
