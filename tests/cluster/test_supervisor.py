@@ -95,6 +95,7 @@ def test_killed_process_is_started_again_and_its_log_goes_on(cluster: Cluster) -
 def test_a_state_that_cannot_be_written_stops_nothing_and_is_written_when_it_can(cluster: Cluster) -> None:
     before = cluster.up()
     state, log = cluster.folder / STATE_FILE, cluster.folder / LOG_FOLDER / "a.log"
+    wait_until(lambda: log.read_text() == "up\n")  # its state tells of a process that has yet to say so
     state.unlink()
     state.mkdir()  # as good as a full disk: nothing can take its place
     os.kill(before["a"], signal.SIGKILL)
