@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,14 +58,11 @@ class RunFolder:
     @contextmanager
     def trained_alone(self) -> Iterator[None]:
         """No other process trains the run during the block. Raises: UsageError naming the one that does."""
-        try:
-            held = ExitStack()
-            held.enter_context(hold_lock(self.path / LOCK_FILE))
-        except LockHeldError as error:
-            raise UsageError(
-                f"expected a run that nobody trains, got {self.path}, which {error.holder} trains"
-            ) from None
-        with held:
+
+        def refusal(held: LockHeldError) -> Exception:
+            return UsageError(f"expected a run that nobody trains, got {self.path}, which {held.holder} trains")
+
+        with hold_lock(self.path / LOCK_FILE, refusal):
             yield
 
 

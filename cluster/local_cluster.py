@@ -108,15 +108,12 @@ class LocalCluster:
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
         """Nobody else starts a cluster in the folder during the block. Raises: ClusterRunningError."""
+
+        def refusal(held: LockHeldError) -> Exception:
+            return ClusterRunningError(f"expected no cluster in {self._folder}, got one that {held.holder} starts")
+
         self._folder.mkdir(parents=True, exist_ok=True)
-        try:
-            held = contextlib.ExitStack()
-            held.enter_context(hold_lock(self._folder / STARTING_FILE))
-        except LockHeldError as error:
-            raise ClusterRunningError(
-                f"expected no cluster in {self._folder}, got one that {error.holder} starts"
-            ) from None
-        with held:
+        with hold_lock(self._folder / STARTING_FILE, refusal):
             self.check_not_running()
             yield
 

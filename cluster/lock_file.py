@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -17,11 +17,17 @@ _POLL_SECONDS = 0.01
 
 
 @contextlib.contextmanager
-def hold_lock(path: Path) -> Iterator[None]:
+def hold_lock(path: Path, refusal: Callable[[LockHeldError], Exception] | None = None) -> Iterator[None]:
     """Hold an exclusive lock on `path`, which has this process's pid; gone with the process, however it ends.
 
-    Raises: LockHeldError where another process holds it."""
-    with _open_locked(path) as file:
+    Raises: LockHeldError where another process holds it, or what `refusal` makes of that."""
+    try:
+        locked = _open_locked(path)
+    except LockHeldError as error:
+        if refusal is None:
+            raise
+        raise refusal(error) from None
+    with locked as file:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

@@ -75,12 +75,10 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _only_one(self) -> Iterator[None]:
-        try:
-            held = contextlib.ExitStack()
-            held.enter_context(hold_lock(self._folder / LOCK_FILE))
-        except LockHeldError:
-            raise ClusterRunningError(f"expected no cluster in {self._folder}, got one that runs") from None
-        with held:
+        def refusal(_held: LockHeldError) -> Exception:
+            return ClusterRunningError(f"expected no cluster in {self._folder}, got one that runs")
+
+        with hold_lock(self._folder / LOCK_FILE, refusal):
             yield
 
     @property

@@ -88,7 +88,7 @@ class RemoteStore:
         self._state_widths: dict[str, int] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._wants_checkpoint = False
-        self._checkpoint, self._is_taken = 0, False  # the last one's number, and whether it is not committed yet
+        self._checkpoint, self._is_open = 0, False  # the last one's number, and whether it is being taken
         self._positions = np.full(1 << links.map.tablet_bits, -1, "<i8")  # of its snapshots in their shards' logs
         self._closed = False
 
@@ -217,7 +217,7 @@ class RemoteStore:
                 reply_bytes=LARGE_BYTES,  # it may be as small as nothing, and larger than one message
             )
             snapshot = decode_snapshot(reply)
-            if self._is_taken:
+            if self._is_open:
                 self._positions[tablet] = snapshot.log_position
             return snapshot
 
@@ -248,7 +248,7 @@ class RemoteStore:
         committed; pushes, and snapshots through other connections, may go on in between."""
         with self._turn():
             number = secrets.randbits(63)
-            self._checkpoint, self._is_taken = number, True
+            self._checkpoint, self._is_open = number, True
             self._positions[:] = -1
             self._everywhere("BeginCheckpoint", lambda header: pb.BeginCheckpointRequest(header=header, number=number))
 
@@ -258,7 +258,7 @@ class RemoteStore:
         False: a shard that was started again in between keeps its log, and the older checkpoint it goes on from, until
         the next one; a warning names it."""
         with self._turn():
-            self._is_taken = False
+            self._is_open = False
             number, positions = self._checkpoint, self._positions.tobytes()
 
             def request(header: pb.CallHeader) -> Message:
