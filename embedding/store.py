@@ -99,6 +99,18 @@ class Exchange:
     rows: Rows | None
 
 
+@dataclass(frozen=True, slots=True)
+class TakenSnapshots:
+    """Which snapshots a checkpoint holds: several of a tablet may be taken meanwhile, by exports or repeated calls.
+
+    number:    as `EmbeddingStore.begin_checkpoint` gave it.
+    positions: (2^t,) int64 `log_position` of each tablet's snapshot, -1 where there is none.
+    """
+
+    number: int
+    positions: npt.NDArray[np.int64]
+
+
 class EmbeddingStore(Protocol):
     """Rows of all tables, in this process (`LocalStore`) or on shards (`RemoteStore`); both give the same bits.
 
@@ -160,15 +172,17 @@ class EmbeddingStore(Protocol):
     def wants_checkpoint(self) -> bool:
         """Whether a push log has outgrown its limit; a committed checkpoint lets it be trimmed."""
 
-    def begin_checkpoint(self) -> None:
-        """Snapshots taken through this store from here on are one checkpoint, the last of each tablet, until it is
-        committed; pushes, and snapshots through other connections, may go on in between."""
+    def begin_checkpoint(self) -> int:
+        """Number of a checkpoint that snapshots from here on may make up; pushes and other snapshots may go on.
 
-    def commit_checkpoint(self, checkpoint: str) -> bool:
-        """The checkpoint at this path is complete: push logs are trimmed to it, and shards start again from it.
+        One that was begun before and is not committed yet is given up."""
 
-        False: a shard was started again since `begin_checkpoint` and still goes on from an older checkpoint, which must
-        not be removed before the next one is committed."""
+    def commit_checkpoint(self, checkpoint: str, taken: TakenSnapshots | None = None) -> bool:
+        """The checkpoint at this path is complete and holds the snapshots `taken`: push logs are trimmed to it, and
+        shards start again from it. None only asks whether they do.
+
+        False: a shard was started again since `begin_checkpoint`, or takes another checkpoint by now; it still goes on
+        from an older one, which must not be removed before the next one is committed."""
 
     def complete_unit(self, unit: int) -> None:
         """Let the tablets drop their applied memory of a finished work unit."""

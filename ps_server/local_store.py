@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from ..embedding.store import Exchange, Pull, Push
+from ..embedding.store import Exchange, Pull, Push, TakenSnapshots
 from ..embedding.table_config import TableConfig
 from ..embedding.table_group import TableGroup, TableKeys, TableStats, TabletSnapshot
 from .client_tokens import ClientTokens
@@ -161,10 +161,11 @@ class LocalStore:
         """Never: this store has no push log."""
         return False
 
-    def begin_checkpoint(self) -> None:
-        """Nothing: there is no push log to trim."""
+    def begin_checkpoint(self) -> int:
+        """0: there is no push log to trim."""
+        return 0
 
-    def commit_checkpoint(self, checkpoint: str) -> bool:
+    def commit_checkpoint(self, checkpoint: str, taken: TakenSnapshots | None = None) -> bool:
         """True: there is no push log to trim."""
         return True
 

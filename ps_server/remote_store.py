@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
-import secrets
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.message import Message
 
 from ..embedding.errors import UnknownTableError
-from ..embedding.store import Exchange, Pull, Push
+from ..embedding.store import Exchange, Pull, Push, TakenSnapshots
 from ..embedding.table_config import TableConfig
 from ..embedding.table_group import TableKeys, TableStats, TabletSnapshot
 from . import parameter_server_pb2 as pb
@@ -25,18 +20,15 @@ from .allocator import keep_large_buffers
 from .chunks import LARGE_BYTES
 from .client_tokens import ClientTokens
 from .cluster_links import ClusterLinks
-from .errors import (
-    CheckpointNotBegunError,
-    SharedStoreNeededError,
-    StoreClosedError,
-    WrongShardError,
-)
+from .errors import SharedStoreNeededError, StoreClosedError, WrongShardError
 from .exchange_parts import ExchangePart, GatheredExchange, Positions, check_values, merge_stats
 from .gradient_guard import GradientGuard, GuardOptions
 from .lane import Lane
 from .partition import RowLayout, split_keys
 from .refused_rows import log_refused_rows
 from .request_size import check_parts, check_size, push_bytes
+from .shard_calls import ShardCalls
+from .shard_checkpoint import begin_checkpoint, commit_checkpoint
 from .shard_link import ExchangeBytes, ShardLink
 from .shard_status import ShardStatus, decode_status
 from .snapshot_wire import decode_snapshot, encode_restore, encode_snapshot
@@ -51,9 +43,6 @@ from .wire_calls import (
     parse,
 )
 from .wire_values import WireFormat, storage_dtype
-
-_log = logging.getLogger(__name__)
-Answer = TypeVar("Answer")
 
 
 class RemoteStore:
@@ -79,6 +68,7 @@ class RemoteStore:
         keep_large_buffers()
         self._process = os.getpid()
         self._links = links
+        self._calls = ShardCalls(links)
         self._wire = wire or WireFormat()
         self._guard = None if guard is None else GradientGuard(guard)
         self._clock = clock
@@ -86,10 +76,7 @@ class RemoteStore:
         self._lane = Lane()
         self._widths: dict[str, int] = {}
         self._state_widths: dict[str, int] = {}
-        self._pool: ThreadPoolExecutor | None = None
         self._wants_checkpoint = False
-        self._checkpoint, self._is_open = 0, False  # the last one's number, and whether it is being taken
-        self._positions = np.full(1 << links.map.tablet_bits, -1, "<i8")  # of its snapshots in their shards' logs
         self._closed = False
 
     @property
@@ -119,7 +106,7 @@ class RemoteStore:
         """Remove a table with its rows. Raises: UnknownTableError."""
         with self._turn():
             token = self._tokens.next()
-            self._everywhere(
+            self._calls.everywhere(
                 "DropTable", lambda header: pb.DropTableRequest(header=header, token=encode_token(token), table=name)
             )
             self._widths.pop(name, None)
@@ -164,13 +151,13 @@ class RemoteStore:
                     tablets=tablets,
                 )
 
-            return self._by_owner("Assign", keys, encode)
+            return self._calls.by_owner("Assign", keys, encode)
 
     def erase(self, keys: TableKeys) -> int:
         """Rows removed."""
         with self._turn():
             token = self._tokens.next()
-            return self._by_owner(
+            return self._calls.by_owner(
                 "Erase", keys, lambda header, part, _, tablets: encode_erase(header, token, part, tablets)
             )
 
@@ -180,7 +167,7 @@ class RemoteStore:
         max_rows: rows that each shard looks at; the next call goes on after them. None: all rows."""
         with self._turn():
             token = encode_token(self._tokens.next())
-            replies = self._everywhere(
+            replies = self._calls.everywhere(
                 "Evict", lambda header: pb.EvictRequest(header=header, token=token, now=now, max_rows=max_rows)
             )
             total: dict[str, int] = {}
@@ -192,13 +179,13 @@ class RemoteStore:
     def stats(self) -> dict[str, TableStats]:
         """Rows and bytes per table, over all shards."""
         with self._turn():
-            replies = self._everywhere("Stats", lambda header: pb.StatsRequest(header=header))
+            replies = self._calls.everywhere("Stats", lambda header: pb.StatsRequest(header=header))
             return merge_stats([decode_stats(reply) for reply in replies])
 
     def status(self) -> list[ShardStatus]:
         """What each shard says of itself: load, memory, processor time, network; one entry a shard."""
         with self._turn():
-            replies = self._everywhere("Status", lambda _: pb.StatusRequest())
+            replies = self._calls.everywhere("Status", lambda _: pb.StatusRequest())
             return [
                 decode_status(reply, address) for reply, address in zip(replies, self._links.map.addresses, strict=True)
             ]
@@ -208,7 +195,7 @@ class RemoteStore:
     def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
         """Consistent copy of one tablet with its applied memory."""
         with self._turn():
-            reply = self._at_tablet(
+            reply = self._calls.at_tablet(
                 tablet,
                 "Snapshot",
                 lambda header: pb.SnapshotRequest(
@@ -216,22 +203,19 @@ class RemoteStore:
                 ).SerializeToString(),
                 reply_bytes=LARGE_BYTES,  # it may be as small as nothing, and larger than one message
             )
-            snapshot = decode_snapshot(reply)
-            if self._is_open:
-                self._positions[tablet] = snapshot.log_position
-            return snapshot
+            return decode_snapshot(reply)
 
     def restore(self, snapshot: TabletSnapshot) -> None:
         """Replace (or merge a delta into) one tablet."""
         with self._turn():
             message, token = encode_snapshot(snapshot), self._tokens.next()
-            self._at_tablet(snapshot.tablet, "Restore", lambda header: encode_restore(header, token, message))
+            self._calls.at_tablet(snapshot.tablet, "Restore", lambda header: encode_restore(header, token, message))
 
     def cut(self, tablet: int) -> int:
         """Bump the tablet's version; changes from now on carry the new one, which is returned."""
         with self._turn():
             token = encode_token(self._tokens.next())
-            reply = self._at_tablet(
+            reply = self._calls.at_tablet(
                 tablet,
                 "Cut",
                 lambda header: pb.CutRequest(header=header, token=token, tablet=tablet).SerializeToString(),
@@ -243,53 +227,35 @@ class RemoteStore:
         """Whether a shard's push log was past its limit at the last push; a committed checkpoint lets it be trimmed."""
         return self._wants_checkpoint
 
-    def begin_checkpoint(self) -> None:
-        """Snapshots taken through this store from here on are one checkpoint, the last of each tablet, until it is
-        committed; pushes, and snapshots through other connections, may go on in between."""
+    def begin_checkpoint(self) -> int:
+        """Number of a checkpoint that snapshots from here on may make up; pushes and other snapshots may go on.
+
+        One that was begun before, through any connection, and is not committed yet is given up."""
         with self._turn():
-            number = secrets.randbits(63)
-            self._checkpoint, self._is_open = number, True
-            self._positions[:] = -1
-            self._everywhere("BeginCheckpoint", lambda header: pb.BeginCheckpointRequest(header=header, number=number))
+            return begin_checkpoint(self._calls)
 
-    def commit_checkpoint(self, checkpoint: str) -> bool:
-        """The checkpoint at this path is complete: push logs are trimmed to it, and shards start again from it.
+    def commit_checkpoint(self, checkpoint: str, taken: TakenSnapshots | None = None) -> bool:
+        """The checkpoint at this path is complete and holds the snapshots `taken`: push logs are trimmed to it, and
+        shards start again from it. None only asks.
 
-        False: a shard that was started again in between keeps its log, and the older checkpoint it goes on from, until
-        the next one; a warning names it."""
+        False: a shard that was started again in between, or takes another checkpoint by now, keeps its log, and the
+        older checkpoint it goes on from, until the next one; a warning names it."""
         with self._turn():
-            self._is_open = False
-            number, positions = self._checkpoint, self._positions.tobytes()
-
-            def request(header: pb.CallHeader) -> Message:
-                return pb.CommitCheckpointRequest(
-                    header=header, checkpoint=checkpoint, number=number, positions=positions
-                )
-
-            is_everywhere = True
-            for shard in range(self._links.map.shards):
-                link = self._links.link(shard)
-                try:
-                    link.call("CommitCheckpoint", request(link.header).SerializeToString())
-                except CheckpointNotBegunError as error:
-                    is_everywhere = False
-                    _log.warning("checkpoint %s: push log kept until the next one: %s", checkpoint, error)
-            self._wants_checkpoint = False
+            is_everywhere = commit_checkpoint(self._links, checkpoint, taken)
+            self._wants_checkpoint = self._wants_checkpoint and taken is None
             return is_everywhere
 
     def complete_unit(self, unit: int) -> None:
         """Let the tablets drop their applied memory of a finished work unit; late pushes of it are fenced."""
         with self._turn():
-            self._everywhere("CompleteUnit", lambda header: pb.CompleteUnitRequest(header=header, unit=unit))
+            self._calls.everywhere("CompleteUnit", lambda header: pb.CompleteUnitRequest(header=header, unit=unit))
 
     def close(self) -> None:
         """Close the channels; idempotent."""
         if self._process == os.getpid():
             with self._lane:
                 self._closed = True
-                if self._pool is not None:
-                    self._pool.shutdown()
-                self._links.close()
+                self._calls.close()
 
     def __enter__(self) -> RemoteStore:
         return self
@@ -353,7 +319,7 @@ class RemoteStore:
             links = [self._links.link(part.shard) for part in parts]
             # Two refused parts may meet at one shard; its shared memory holds one exchange.
             first_at_shard = {part.shard: part for part in reversed(parts)}
-            answers = self._side_by_side(
+            answers = self._calls.side_by_side(
                 [
                     functools.partial(self._send, link, part, norms, in_memory=first_at_shard[part.shard] is part)
                     for link, part in zip(links, parts, strict=True)
@@ -428,26 +394,6 @@ class RemoteStore:
             reply = values * storage_dtype(self._wire.dtype).itemsize
         return link.exchange(small, arrays, reply, in_memory=in_memory and self._wire.compression == "none")
 
-    def _side_by_side(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer | WrongShardError]:
-        """Replies of calls to several shards, made at once, in order; a call to the wrong shard gives its error.
-
-        Every call is resolved before another error is raised: no call of an older step is ever left on its way."""
-        if len(calls) == 1:
-            return [_answer_of(calls[0])]
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._links.map.shards, thread_name_prefix="shard")
-        others = [self._pool.submit(_answer_of, call) for call in calls[1:]]
-        failure: Exception | None = None
-        answers: list[Answer | WrongShardError] = []
-        for number in range(len(calls)):
-            try:
-                answers.append(_answer_of(calls[0]) if number == 0 else others[number - 1].result())
-            except Exception as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        return answers
-
     def _pull_slices(self, pull: Pull, layout: RowLayout) -> list[Positions | None]:
         """One slice, or as many as keep each reply below half of what a call may carry."""
         most = self._links.max_request_bytes // 2
@@ -478,65 +424,6 @@ class RemoteStore:
             raise UnknownTableError(f"{who}: expected one of tables {sorted(self._widths)}, got {unknown[0]!r}")
         return RowLayout(keys, self._widths)
 
-    def _everywhere(self, method: str, request: Callable[[pb.CallHeader], Message]) -> list[bytes]:
-        """Replies of all shards to the same request, in shard order."""
-        links = [self._links.link(shard) for shard in range(self._links.map.shards)]
-        calls = [functools.partial(link.call, method, request(link.header).SerializeToString()) for link in links]
-        replies = []
-        for answer in self._side_by_side(calls):
-            if isinstance(answer, WrongShardError):
-                raise answer
-            replies.append(answer)
-        return replies
-
-    def _by_owner(
-        self, method: str, keys: TableKeys, encode: Callable[[pb.CallHeader, TableKeys, Positions, TabletMask], bytes]
-    ) -> int:
-        """Sum of the counts with which the owners of the keys answer."""
-        until = time.monotonic() + self._links.patience.call_seconds
-        rest: list[tuple[Positions, TabletMask | None]] = [(np.arange(len(keys.keys), dtype=np.intp), None)]
-        total = 0
-        while rest:
-            parts, calls = [], []
-            for positions, covered in rest:
-                for part in split_keys(keys, self._links.map, positions):
-                    link = self._links.link(part.shard)
-                    tablets = self._links.map.tablets_of(part.shard)
-                    tablets = tablets if covered is None else tablets & covered
-                    data = encode(link.header, part.keys, part.positions, tablets)
-                    parts.append((part.positions, tablets))
-                    calls.append(functools.partial(link.call, method, data))
-            rest = []
-            for part_sent, answer in zip(parts, self._side_by_side(calls), strict=True):
-                if isinstance(answer, WrongShardError):
-                    stray = answer
-                    rest.append(part_sent)
-                else:
-                    total += int(parse(answer, pb.Count()).count)
-            if rest:
-                self._links.adopt_newer_map(stray, until)
-        return total
-
-    def _at_tablet(
-        self,
-        tablet: int,
-        method: str,
-        request: Callable[[pb.CallHeader], bytes],
-        *,
-        reply_bytes: int = 0,
-    ) -> bytes:
-        """The reply of the shard that owns the tablet."""
-        count = 1 << self._links.map.tablet_bits
-        if not 0 <= tablet < count:
-            raise ValueError(f"expected a tablet from 0 to {count - 1}, got {tablet}")
-        until = time.monotonic() + self._links.patience.call_seconds
-        while True:
-            link = self._links.link(int(self._links.map.owners[tablet]))
-            try:
-                return link.call(method, request(link.header), reply_bytes=reply_bytes)
-            except WrongShardError as error:
-                self._links.adopt_newer_map(error, until)
-
     def _turn(self) -> Lane:
         if self._process != os.getpid():
             raise SharedStoreNeededError(
@@ -546,10 +433,3 @@ class RemoteStore:
         if self._closed:
             raise StoreClosedError("expected an open RemoteStore, got one that was closed")
         return self._lane
-
-
-def _answer_of(call: Callable[[], Answer]) -> Answer | WrongShardError:
-    try:
-        return call()
-    except WrongShardError as error:
-        return error

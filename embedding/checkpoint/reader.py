@@ -14,6 +14,7 @@ from pyarrow import fs as pafs
 from safetensors.numpy import load as load_tensors
 
 from ..errors import CheckpointMismatchError, CorruptCheckpointError
+from ..store import TakenSnapshots
 from ..table_config import TableConfig, unknown_table
 from ..table_group import AppliedMemory, TableRows, TabletSnapshot
 from .catalog import SkippedCheckpoint, check_sizes, list_checkpoints, read_manifest
@@ -120,10 +121,11 @@ class Checkpoint:
         """The version that changes after this checkpoint carry; nothing changes."""
         return self.changes_since(tablet) + 1
 
-    def begin_checkpoint(self) -> None:
-        """Nothing: it holds still."""
+    def begin_checkpoint(self) -> int:
+        """0: it holds still."""
+        return 0
 
-    def commit_checkpoint(self, checkpoint: str) -> None:
+    def commit_checkpoint(self, checkpoint: str, taken: TakenSnapshots | None = None) -> None:
         """Nothing: it has no log."""
 
     def changes_since(self, tablet: int) -> int:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from ..errors import CheckpointMismatchError
+from ..store import TakenSnapshots
 from ..table_config import TableConfig
 from ..table_group import TabletSnapshot
 
@@ -30,11 +31,11 @@ class SnapshotSource(Protocol):
     def cut(self, tablet: int) -> int:
         """Bump the tablet's version; changes from now on carry the one returned."""
 
-    def begin_checkpoint(self) -> None:
-        """Cuts and snapshots from here on belong to one checkpoint."""
+    def begin_checkpoint(self) -> int:
+        """Number of a checkpoint that cuts and snapshots from here on may make up."""
 
-    def commit_checkpoint(self, checkpoint: str) -> object:
-        """The checkpoint is complete: what came before its snapshots need not be logged any more."""
+    def commit_checkpoint(self, checkpoint: str, taken: TakenSnapshots) -> object:
+        """The checkpoint is complete: what came before the snapshots in it need not be logged any more."""
 
 
 class StoreFailure(Exception):  # noqa: N818 - no error of its own: it carries one past the handling of the disk's

@@ -15,6 +15,7 @@ from pyarrow import fs as pafs
 from safetensors.numpy import save as save_tensors
 
 from ..errors import CheckpointMismatchError, CheckpointWriteError
+from ..store import TakenSnapshots
 from ..table_config import TableConfig
 from .catalog import next_sequence, step_names
 from .checksum_file import BackgroundWork
@@ -70,7 +71,7 @@ def write_checkpoint(
         require_json(getattr(state, name), name)
     directory = Directory.of(root, filesystem)
     tables = tuple(store.tables())
-    store.begin_checkpoint()
+    number = store.begin_checkpoint()
     base_checkpoint = _open_base(directory, base, store, tables)
     try:
         with committed_directory(directory, step_names(state.step)) as (target, name):
@@ -91,7 +92,7 @@ def write_checkpoint(
         if base_checkpoint is not None:
             base_checkpoint.close()
     path = f"{str(root).rstrip('/')}/{name}" if "://" in str(root) else directory.child(name).path
-    store.commit_checkpoint(path)
+    store.commit_checkpoint(path, TakenSnapshots(number, written.log_positions))
     if manifest.non_finite_rows:
         bad = ", ".join(f"{count} of table {table!r}" for table, count in manifest.non_finite_rows.items())
         warnings.warn(f"checkpoint {path} holds rows with NaN or infinite values: {bad}", RuntimeWarning, stacklevel=2)
@@ -161,6 +162,7 @@ def _open_base(
 class _Written:
     files: list[FileEntry]
     non_finite_rows: dict[str, int]
+    log_positions: npt.NDArray[np.int64]
 
 
 def _write_tablets(
@@ -173,6 +175,7 @@ def _write_tablets(
         writers = [stack.enter_context(TableFiles(target, work, index, table)) for index, table in enumerate(tables)]
         applied = stack.enter_context(FileSeries(target, work, "applied", APPLIED_SCHEMA))
         lines: list[tuple[int, ...]] = []
+        positions = np.full(1 << store.tablet_bits, -1, np.int64)
         for snapshot, changes_since in snapshots(
             store, None if base is None else base.changes_since, base.name if base is not None else ""
         ):
@@ -185,6 +188,7 @@ def _write_tablets(
                 tablet = np.full(len(memory.unit), snapshot.tablet, np.uint32)
                 columns: list[Column] = [tablet, memory.unit, memory.lease, memory.batch]
                 applied.add(snapshot.tablet, record_batch(APPLIED_SCHEMA, columns))
+            positions[snapshot.tablet] = snapshot.log_position
             is_whole = int(snapshot.since_version is None)
             lines.append(
                 (
@@ -204,7 +208,7 @@ def _write_tablets(
         tablets.add(0, record_batch(TABLETS_SCHEMA, columns), last_tablet=len(lines) - 1)
         entries = [entry for writer in writers for entry in writer.finish()] + applied.finish() + tablets.finish()
         work.finish()
-        return _Written(entries, {w.table.name: w.non_finite_rows for w in writers if w.non_finite_rows})
+        return _Written(entries, {w.table.name: w.non_finite_rows for w in writers if w.non_finite_rows}, positions)
 
 
 def _write_dense(target: Directory, dense: Mapping[str, npt.NDArray[Any]]) -> FileEntry:

@@ -1,6 +1,7 @@
 """RemoteStore: routing, retries, exactly once over a bad network, limits, gradient guard, checkpoints."""
 
 import concurrent.futures
+import contextlib
 import itertools
 
 import grpc
@@ -336,38 +337,91 @@ def test_broken_worker_cannot_poison_a_table_b59(folder, action):
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def test_checkpoint_trims_the_push_logs_and_shards_start_from_it(folder):
+@contextlib.contextmanager
+def logging_shards(folder, spec):
+    """A function that starts the cluster's shards, again from their push logs if they run."""
+    servers = []
+
+    def stop():
+        while servers:
+            servers.pop().stop(1.0)
+
+    def start():
+        stop()
+        for index in range(len(spec.shards)):
+            options = ShardOptions(spec=spec, index=index, folder=folder / f"shard-{index}", durability="log")
+            servers.append(ShardServer(options, NativeTableGroup(BITS)).start())
+
+    try:
+        yield start
+    finally:
+        stop()
+
+
+class ExportingSource:
+    """A store through which another thread trains and exports, before and after each snapshot of the checkpoint."""
+
+    def __init__(self, store, train):
+        self._store, self._train = store, train
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def snapshot(self, tablet, since_version=None):
+        self._store.snapshot(tablet)
+        self._train()
+        snapshot = self._store.snapshot(tablet, since_version)
+        self._train()
+        self._store.snapshot(tablet)
+        return snapshot
+
+
+def test_checkpoint_and_export_through_one_store_trim_the_push_logs_and_shards_start_from_it(folder):
     spec = make_spec(folder, 2, BITS)
-    logs = [{"folder": folder / f"shard-{index}", "durability": "log"} for index in range(2)]
+    batches = iter(range(1000))
+    with logging_shards(folder, spec) as start:
+        start()
+        with connect(spec.shards[0]) as store:
+            store.ensure_tables([COUNTER])
 
-    def serve(index):
-        return ShardServer(ShardOptions(spec=spec, index=index, **logs[index]), NativeTableGroup(BITS)).start()
+            def train():
+                store.exchange(push_of(range(100), PushToken(1, 1, next(batches))), None)
 
-    servers = [serve(0), serve(1)]
-    store = connect(spec.shards[0])
-    store.ensure_tables([COUNTER])
-    for batch in range(200):
-        store.exchange(push_of(range(100), PushToken(1, 1, batch)), None)
-    before = sum(status.log_bytes for status in store.status())
-    store.begin_checkpoint()
-    path = write_checkpoint(folder / "checkpoints", store, TrainingState(step=1))
-    store.exchange(push_of(range(100), PushToken(1, 1, 200)), None)
-    with connect(spec.shards[0]) as other:  # an export meanwhile, and one right after
-        for tablet in range(1 << BITS):
-            other.snapshot(tablet)
-    store.commit_checkpoint(str(path))
-    for tablet in range(1 << BITS):
-        store.snapshot(tablet)
-    store.commit_checkpoint(str(path))
-    assert sum(status.log_bytes for status in store.status()) < before / 4
-    for server in servers:
-        server.stop()
-    servers = [serve(0), serve(1)]
-    assert read(store, range(100)) == [-201.0] * 100
-    assert store.exchange(push_of(range(100), PushToken(1, 1, 200)), None).report.applied == 0
-    store.close()
-    for server in servers:
-        server.stop()
+            for _ in range(200):
+                train()
+            before = sum(status.log_bytes for status in store.status())
+            source = ExportingSource(store, train)
+            path = write_checkpoint(folder / "checkpoints", source, TrainingState(step=1))
+            assert store.commit_checkpoint(str(path))
+            assert sum(status.log_bytes for status in store.status()) < before / 2
+            trained = next(batches)
+            start()
+            assert read(store, range(100)) == [-trained] * 100
+            assert store.exchange(push_of(range(100), PushToken(1, 1, trained - 1)), None).report.applied == 0
+
+
+def test_second_checkpoint_through_one_store_gives_the_first_one_up_and_shards_start_right(folder, caplog):
+    spec = make_spec(folder, 2, BITS)
+    with logging_shards(folder, spec) as start:
+        start()
+        with connect(spec.shards[0]) as store:
+            store.ensure_tables([COUNTER])
+            inner = []
+
+            class Interrupted(ExportingSource):
+                def snapshot(self, tablet, since_version=None):
+                    if tablet == 3 and not inner:
+                        store.exchange(push_of(range(100), PushToken(1, 1, 0)), None)
+                        inner.append(write_checkpoint(folder / "inner", store, TrainingState(step=1)))
+                        store.exchange(push_of(range(100), PushToken(1, 1, 1)), None)
+                    return store.snapshot(tablet, since_version)
+
+            outer = write_checkpoint(folder / "outer", Interrupted(store, None), TrainingState(step=2))
+            assert "push log kept until the next one" in caplog.text
+            assert store.commit_checkpoint(str(inner[0]))
+            assert not store.commit_checkpoint(str(outer))
+            start()
+            assert read(store, range(100)) == [-2.0] * 100
 
 
 def test_checkpoint_of_three_shards_restores_into_two_and_into_one_process(folder):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from embershard.embedding.checkpoint.tablet_file import state_width
+from embershard.embedding.store import TakenSnapshots
 from embershard.embedding.table_config import Adagrad, ColumnBlock, Ftrl, Sgd, TableConfig, Uniform, Zeros
 from embershard.embedding.table_group import AppliedMemory, TableRows, TabletSnapshot
 
@@ -124,10 +125,12 @@ class SnapshotStore:
             snapshot, tables={**snapshot.tables, table: rows}, push_count=snapshot.push_count + pushes
         )
 
-    def begin_checkpoint(self) -> None:
+    def begin_checkpoint(self) -> int:
         self.checkpoints.append("begun")
+        return 7
 
-    def commit_checkpoint(self, checkpoint: str) -> None:
+    def commit_checkpoint(self, checkpoint: str, taken: TakenSnapshots) -> None:
+        assert taken.number == 7
         self.checkpoints.append(checkpoint)
 
     def cut(self, tablet: int) -> int:

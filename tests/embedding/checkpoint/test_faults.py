@@ -79,7 +79,7 @@ def test_the_store_is_told_of_a_complete_checkpoint_only(tmp_path: Path, full_st
     path = write_checkpoint(tmp_path, full_store, TrainingState(step=1))
     assert full_store.checkpoints == ["begun", path]
     seen: list[bool] = []
-    full_store.commit_checkpoint = lambda checkpoint: seen.append(open_checkpoint(checkpoint).manifest.step == 2)
+    full_store.commit_checkpoint = lambda checkpoint, taken: seen.append(open_checkpoint(checkpoint).manifest.step == 2)
     write_checkpoint(tmp_path, full_store, TrainingState(step=2))
     assert seen == [True]
 

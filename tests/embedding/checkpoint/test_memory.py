@@ -31,8 +31,8 @@ class Endless:
     restored = 0
     def tables(self): return (TABLE,)
     def ensure_tables(self, tables): pass
-    def begin_checkpoint(self): pass
-    def commit_checkpoint(self, checkpoint): pass
+    def begin_checkpoint(self): return 0
+    def commit_checkpoint(self, checkpoint, taken): pass
     def cut(self, tablet): return 2
     def snapshot(self, tablet, since_version=None):
         keys = np.arange(ROWS, dtype=np.uint64) + np.uint64(tablet << (64 - BITS))
