@@ -144,13 +144,18 @@ class DiskFolder:
     def replace(self, name: str, data: bytes) -> None:
         """Give the file this content, on the disk and all at once."""
         partial = f"{name}.partial"
-        file = self.create(partial)
         try:
-            file.write(0, [data])
-            file.sync()
-        finally:
-            file.close()
-        os.replace(self._path / partial, self._path / name)
+            file = self.create(partial)
+            try:
+                file.write(0, [data])
+                file.sync()
+            finally:
+                file.close()
+            os.replace(self._path / partial, self._path / name)
+        except OSError:
+            with contextlib.suppress(FileNotFoundError):
+                self.remove(partial)
+            raise
         self.sync()
 
     def remove(self, name: str) -> None:
@@ -182,7 +187,8 @@ class DiskFolder:
                     f"expected no other writer of the push log in {self._path}, got process {holder}"
                 ) from None
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            with contextlib.suppress(OSError):  # it is for people; on a full disk the lock is held without it
+                os.pwrite(descriptor, str(os.getpid()).encode(), 0)
             yield
         finally:
             os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 from dataclasses import dataclass
@@ -50,9 +51,9 @@ class _Segment:
 class PushLogWriter:
     """The writing end of a push log; positions count records, and `end` is the position of the next one.
 
-    A writer begins a new segment behind what is there. A record is durable once the segment's mark is behind it, and,
-    with `fsync`, all before the mark is synced; one mark, and one sync, serve all records appended before. With `log` a
-    durable record outlives the process, not the machine.
+    A writer begins a new segment behind what is there, or goes on in the last one while there is no room. A record is
+    durable once the segment's mark is behind it, and, with `fsync`, all before the mark is synced; one mark, and one
+    sync, serve all records appended before. With `log` a durable record outlives the process, not the machine.
 
     Thread safety: `append`, `rewind`, `roll`, `trim`, `close` from one caller at a time; `wait_durable`, `end`,
     `size_bytes` from any thread.
@@ -72,7 +73,7 @@ class PushLogWriter:
     ) -> None:
         """end: position to go on at; what is in the folder ends there (`PushLogReader.end`).
 
-        Raises: PushLogFullError where there is no room for the new segment's header."""
+        Raises: PushLogFullError where there is no room for the first segment's header."""
         self._folder = folder
         self._identity = identity
         self._generation = generation
@@ -81,12 +82,12 @@ class PushLogWriter:
         self._end = self._durable = end
         self._failure: str | None = None
         self._syncing = threading.Lock()
-        self._segments = [_Segment(first, self._size_of(first)) for first in _segments_in(folder) if first < end]
+        self._segments = [_Segment(first, self._size_of(first)) for first in _segments_in(folder) if first <= end]
         self._last_bytes = 0
         if self._is_synced:
             # Records that were replayed are acknowledged from now on, to whoever sends them again.
             self._sync_segments()
-        self._file = self._begin_segment()
+        self._file = self._first_file()
 
     @property
     def end(self) -> int:
@@ -172,15 +173,10 @@ class PushLogWriter:
         """Remove the segments that hold only records before `position`, which a committed checkpoint makes unneeded."""
         if position > self._end:
             raise ValueError(f"expected a position up to the log's end {self._end}, got {position}")
+        self._remove_before(position)
         if position == self._end:
-            self.roll()
-        removed = False
-        while len(self._segments) > 1 and self._segments[1].first <= position:
-            self._folder.remove(segment_name(self._segments[0].first))
-            del self._segments[0]
-            removed = True
-        if removed:
-            self._folder.sync()
+            self.roll()  # there may be room for it only now
+            self._remove_before(position)
 
     def close(self) -> None:
         """Sync and close, so that a clean stop outlives the machine with `log` too; idempotent."""
@@ -195,6 +191,30 @@ class PushLogWriter:
             self._file.close()
 
     # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _first_file(self) -> LogFile:
+        """Where the next record goes: a new segment, or the last one if that is empty or there is no room."""
+        if not self._segments:
+            return self._begin_segment()
+        if self._segments[-1].first < self._end:
+            with contextlib.suppress(PushLogFullError):
+                return self._begin_segment()
+        file = self._folder.open(segment_name(self._segments[-1].first))
+        try:
+            file.write(MARK_OFFSET, [pack_mark(self._end)])
+        except OSError as error:
+            file.close()
+            raise self._fail(error) from error
+        return file
+
+    def _remove_before(self, position: int) -> None:
+        removed = False
+        while len(self._segments) > 1 and self._segments[1].first <= position:
+            self._folder.remove(segment_name(self._segments[0].first))
+            del self._segments[0]
+            removed = True
+        if removed:
+            self._folder.sync()
 
     def _write(self, segment: _Segment, buffers: list[bytes | memoryview]) -> None:
         try:

@@ -7,7 +7,6 @@ import fcntl
 import json
 import logging
 import os
-import secrets
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -27,8 +26,9 @@ from .allocator import keep_large_buffers
 from .channel_options import server_options
 from .cluster_spec import ClusterSpec, is_local
 from .durable_shard import DurableShard
+from .incarnation import incarnation_of
 from .push_log_files import DiskFolder
-from .push_log_writer import LogLimits
+from .push_log_writer import NO_ROOM, LogLimits
 from .security import ServerSecurity, TokenCheck
 from .service import ParameterServerService, ShardIdentity
 from .service_name import SERVICE
@@ -40,6 +40,9 @@ from .wire import cluster_hash
 
 LOAD_SAMPLING = 16
 MOST_DEFAULT_THREADS = 8
+ANNOUNCE_SECONDS = 2.0
+"""Between tries to write the ready file while the disk is full."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -112,9 +115,8 @@ class ShardServer:
         self.shard = shard
         self._files = contextlib.ExitStack()
         self._durable = open_durable_shard(shard, options, self._files)
-        identity = ShardIdentity(
-            spec.name, options.index, _incarnation(options), options.durability, version("embershard")
-        )
+        incarnation = incarnation_of(options.folder, options.durability)
+        identity = ShardIdentity(spec.name, options.index, incarnation, options.durability, version("embershard"))
         self.metrics = ShardMetrics(shard, lambda: self._durable.log_bytes)
         self.service = ParameterServerService(
             self._durable, identity, self.map, self.metrics, options.max_request_bytes
@@ -132,6 +134,7 @@ class ShardServer:
         self._socket_lock: IO[str] | None = None
         self.address = spec.shards[options.index]
         self.metrics_address: str | None = None
+        self.is_announced = False
 
     def start(self) -> ShardServer:
         """Listen and answer."""
@@ -149,9 +152,28 @@ class ShardServer:
         self._server.start()
         for name in ("", SERVICE):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        self._write_ready_file()
+        self.announce()
         _log.info("shard %d of %s answers at %s", self.options.index, self.options.spec.name, self.address)
         return self
+
+    def announce(self) -> None:
+        """Write the ready file, if there is to be one; on a full disk `is_announced` stays false. Raises: OSError."""
+        path = self.options.ready_file
+        document = {
+            "shard": self.options.index,
+            "cluster": self.options.spec.name,
+            "address": self.address,
+            "metrics": self.metrics_address,
+            "pid": os.getpid(),
+        }
+        try:
+            if path is not None:
+                DiskFolder(path.parent).replace(path.name, json.dumps(document).encode())
+            self.is_announced = True
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            _log.warning("shard %d: no ready file yet: %s (%s)", self.options.index, error.strerror, path)
 
     def adopt(self, tablet_map: TabletMap, generation: int) -> None:
         """Own what the map says, in this generation."""
@@ -195,21 +217,6 @@ class ShardServer:
             return address
         return f"{address.rpartition(':')[0]}:{port}"
 
-    def _write_ready_file(self) -> None:
-        path = self.options.ready_file
-        if path is None:
-            return
-        document = {
-            "shard": self.options.index,
-            "cluster": self.options.spec.name,
-            "address": self.address,
-            "metrics": self.metrics_address,
-            "pid": os.getpid(),
-        }
-        part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps(document), encoding="utf-8")
-        part.replace(path)
-
 
 def default_threads(spec: ClusterSpec, index: int) -> int:
     """Table threads for a shard that has its share of this machine's CPUs.
@@ -230,6 +237,8 @@ def serve(options: ShardOptions) -> None:
         signal.signal(number, lambda *_: stopping.set())
     try:
         server.start()
+        while not server.is_announced and not stopping.wait(ANNOUNCE_SECONDS):
+            server.announce()
         stopping.wait()
     finally:
         server.stop()
@@ -258,27 +267,6 @@ def open_durable_shard(shard: Shard, options: ShardOptions, files: contextlib.Ex
     for repair in found.repairs:
         _log.warning("shard %d: push log: %s", options.index, repair)
     return durable
-
-
-def _incarnation(options: ShardOptions) -> int:
-    """64 bits that stand for the shard's rows: kept beside the push log, new where rows start empty.
-
-    `log` promises nothing after the machine itself went down, so another boot is another incarnation."""
-    fresh = secrets.randbits(63) | 1
-    if options.folder is None or options.durability == "none":
-        return fresh
-    boot = ""
-    if options.durability == "log":
-        with contextlib.suppress(OSError):
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    path = options.folder / "incarnation.json"
-    if path.exists():
-        known = json.loads(path.read_text(encoding="utf-8"))
-        if known["boot"] == boot:
-            return int(known["incarnation"])
-    options.folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"incarnation": fresh, "boot": boot}), encoding="utf-8")
-    return fresh
 
 
 def _claim_socket(path: Path) -> IO[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -14,7 +14,7 @@ from ..embedding.checkpoint import open_checkpoint
 from ..embedding.table_group import TabletSnapshot
 from .checkpoint_base import CheckpointBase, read_base
 from .durable_shard import REFUSALS, DurableLog, DurableShard
-from .errors import CorruptPushLogError, PushLogMismatchError
+from .errors import CorruptPushLogError, PushLogFullError, PushLogMismatchError
 from .mutation import AdoptMap, CompleteUnit, EnsureTables, ImportTablet, Mutation, RaiseLowestLease, restrict
 from .push_log_files import LogFolder
 from .push_log_format import LogIdentity
@@ -84,7 +84,8 @@ def recover(
         folder, identity, generation=shard.generation, end=reader.end, durability=durability, limits=limits
     )
     if base is not None:
-        writer.trim(base.since)
+        with suppress(PushLogFullError):  # the log stays longer than it needs to be
+            writer.trim(base.since)
     checkpoint = None if base is None else base.checkpoint
     durable = DurableShard(shard, DurableLog(folder, writer), checkpoint)
     if base is None and reader.end == 0:

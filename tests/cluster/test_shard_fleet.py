@@ -1,15 +1,20 @@
 """Shards as `cluster up` starts them: they come back after kill -9 with their rows, and nothing outlives its owner."""
 
+import contextlib
+import json
 import os
+import re
 import shutil
 import signal
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from small_disk import small_disk
 
 from embershard.cluster.errors import ClusterNotRunningError, ClusterRunningError, ClusterStopError
 from embershard.cluster.lock_file import lock_holder
@@ -19,6 +24,7 @@ from embershard.embedding.store import Pull, Push, PushToken
 from embershard.embedding.table_config import ColumnBlock, TableConfig
 from embershard.embedding.table_group import TableKeys
 from embershard.ps_server.client import connect
+from embershard.ps_server.errors import DurabilityError
 from embershard.ps_server.shard_link import Patience
 
 pytestmark = pytest.mark.process
@@ -51,6 +57,23 @@ def counts(store):
 
 def pids(fleet):
     return [role.pid for role in fleet.cluster.status()]
+
+
+def first_refused(store):
+    """Batch that no longer fits on the disk, and what is said of it; some fit into the page that the log ends in."""
+    for batch in range(1, 20):
+        try:
+            store.exchange(push(batch), None)
+        except DurabilityError as error:
+            return batch, error
+    raise AssertionError("expected a full disk, got room for all batches")
+
+
+def wait_until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.02)
 
 
 def wait_until_gone(processes):
@@ -86,6 +109,39 @@ def test_killed_shards_come_back_at_their_address_with_their_rows(fleet):
     spec = fleet.start(CONFIG)  # up after down: the same rows
     with connect(spec.shards) as store:
         assert counts(store) == [2] * 64
+
+
+def test_killed_shard_comes_back_on_a_full_disk_for_reads_and_takes_pushes_when_there_is_room(fleet):
+    with small_disk(fleet.folder / "disk", "4m") as disk:
+        full = ShardFleet(disk)
+        spec = full.start(CONFIG)
+        filler, ready = disk / "filler", disk / "shard-0.ready.json"
+        try:
+            with connect(spec.shards, patience=Patience(call_seconds=60)) as store:
+                store.ensure_tables([TABLE])
+                store.exchange(push(0), None)
+                expected = store.exchange(None, Pull(KEYS)).rows.values
+                with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                    while file.write(bytes(1 << 10)):
+                        pass
+                os.kill(killed := pids(full)[0], signal.SIGKILL)
+                rows = store.exchange(push(0), Pull(KEYS))  # sent again, too: a duplicate
+                assert rows.report.applied == 0
+                assert np.array_equal(rows.rows.values, expected)
+                batch, error = first_refused(store)
+                assert re.search(r"no room for record \d+ of the push log, nothing was changed.*shard-\d", str(error))
+                assert store.exchange(None, Pull(KEYS)).rows is not None
+                filler.unlink()
+                store.exchange(push(batch), None)
+                assert counts(store) == [batch + 1] * 64
+                wait_until(lambda: killed != json.loads(ready.read_text())["pid"] == pids(full)[0])
+                assert sum(role.restarts for role in full.cluster.status()) == 1
+                for pid in pids(full):
+                    os.kill(pid, signal.SIGKILL)
+                assert counts(store) == [batch + 1] * 64
+        finally:
+            filler.unlink(missing_ok=True)
+            full.stop()
 
 
 def test_no_shard_outlives_a_killed_supervisor_and_clients_may_come_first(fleet):

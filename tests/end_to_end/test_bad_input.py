@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from small_disk import small_disk
 
 from .job import Job, clicks
 
@@ -339,22 +339,12 @@ def test_a_file_that_cannot_grow_is_named_and_nothing_of_it_stays(
 
 @pytest.mark.process
 def test_full_disk_while_saving_is_one_clear_error(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    disk = job.folder / "disk"
-    disk.mkdir()
-    mount = shutil.which("mount")
-    if (
-        mount is None
-        or subprocess.run([mount, "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(disk)], check=False).returncode
-    ):
-        pytest.skip("cannot mount a small file system here")
-    try:
+    with small_disk(job.folder / "disk", "96k") as disk:
         message = job.fail(
             capsys, "train", str(job.path), "--json", "train.max_steps=40", f"output.folder={disk}", code=1
         )
         assert "No space left on device" in message
         assert not list(disk.rglob("step-*"))
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_bad_label_in_the_middle_of_training_is_named_by_its_row_in_the_file(

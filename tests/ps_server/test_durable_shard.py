@@ -402,6 +402,74 @@ def test_other_snapshots_during_a_checkpoint_lose_no_push_and_repeat_none(comes_
     assert shard_state(again.shard) == shard_state(durable.shard)
 
 
+@pytest.mark.parametrize("durability", ["log", "fsync"])
+@pytest.mark.parametrize("trimmed", ["not", "to its end", "before its end"])
+@pytest.mark.parametrize("torn", [0, 7])
+def test_full_disk_at_the_start_serves_reads_and_refuses_changes_until_there_is_room(durability, trimmed, torn):
+    rng = np.random.default_rng(11)
+    durable, _, folder = start(durability=durability)
+    durable.ensure_tables((USER,))
+    taken = TakenCheckpoint()
+    for batch in range(5):
+        durable.push(push(rng, 1, batch))
+    if trimmed != "not":
+        durable.begin_checkpoint()
+        for tablet in range(4):
+            taken.take(durable, tablet)
+        durable.commit_checkpoint("step-1", taken.positions)
+        if trimmed == "before its end":
+            durable.push(push(rng, 1, 5))
+    files = folder.copy()
+    last = max(name for name in files if name.startswith("segment"))
+    files[last] += bytes(torn)
+    expected, last_push = shard_state(durable.shard), push(rng, 1, 6)
+    for _ in range(2):  # and after one more kill, still full
+        folder = MemoryFolder(files)
+        folder.room = 0
+        again, found, _ = start(folder, checkpoints={"step-1": taken}, durability=durability)
+        assert len(found.repairs) == bool(torn)
+        assert shard_state(again.shard) == expected
+        for change, argument in ((again.push, last_push), (again.ensure_tables, (ITEM,))):
+            with pytest.raises(PushLogFullError, match=r"no room for record \d+ of the push log.*segment-"):
+                change(argument)
+        assert shard_state(again.shard) == expected
+        files, torn = folder.copy(), 0
+    folder.room = None
+    again.push(last_push)
+    durable.push(last_push)
+    again.close()
+    third, _, _ = start(folder.copy(), checkpoints={"step-1": taken}, durability=durability)
+    assert shard_state(third.shard) == shard_state(again.shard) == shard_state(durable.shard)
+
+
+def test_full_disk_at_the_start_keeps_replayed_records_that_were_never_answered():
+    rng = np.random.default_rng(12)
+    durable, _, folder = start()
+    durable.ensure_tables((USER,))
+    durable._wait = lambda end: None  # killed between the append and the answer
+    durable.push(push(rng, 1, 0))
+    unanswered = push(rng, 1, 1)
+    durable.push(unanswered)
+    folder = MemoryFolder(folder.copy())
+    folder.room = 0
+    again, _, _ = start(folder)
+    assert again.push(unanswered).duplicate
+    files = folder.copy()
+    last = max(name for name in files if name.startswith("segment"))
+    with pytest.raises(CorruptPushLogError, match=r"record 3: a record is cut short"):  # it counts as answered now
+        start({**files, last: files[last][:-1]})
+
+
+def test_full_disk_at_the_first_start_is_refused_and_leaves_nothing():
+    folder = MemoryFolder()
+    folder.room = 0
+    with pytest.raises(PushLogFullError, match="no room for record 0 of the push log"):
+        start(folder)
+    assert folder.names() == []
+    folder.room = None
+    assert start(folder)[1].end == 0
+
+
 def test_full_disk_at_a_checkpoint_leaves_a_log_that_still_starts():
     rng = np.random.default_rng(10)
     durable, _, folder = start()

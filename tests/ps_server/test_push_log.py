@@ -5,6 +5,7 @@ import errno
 import numpy as np
 import pytest
 from push_log_folders import MemoryFolder
+from small_disk import small_disk
 
 from embershard.embedding.store import PushToken
 from embershard.embedding.table_group import TableKeys, UpdateStep
@@ -100,6 +101,15 @@ def test_files_on_a_disk_hold_the_same_bytes_as_files_in_memory(tmp_path):
         log.close()
     assert {name: (tmp_path / "log" / name).read_bytes() for name in disk.names()} == memory.copy()
     assert len(list(PushLogReader(disk, WHO).records())) == 6
+
+
+def test_file_replaced_on_a_full_disk_stays_as_it_was_and_nothing_of_the_new_one_is_left(tmp_path):
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        folder = DiskFolder(disk)
+        folder.replace("base.json", b"old")
+        with pytest.raises(OSError, match="No space left on device"):
+            folder.replace("base.json", bytes(1 << 17))
+        assert (folder.names(), (disk / "base.json").read_bytes()) == (["base.json"], b"old")
 
 
 def test_record_of_many_buffers_is_written_whole(tmp_path):
