@@ -212,23 +212,31 @@ class NativeTableGroup:
         except KeyError as error:
             raise _duplicate(error, request) from None
 
-    def evict(self, now: int, max_rows: int | None = None) -> dict[str, int]:
+    def evict(
+        self, now: int, max_rows: int | None = None, tablets: npt.NDArray[np.bool_] | None = None
+    ) -> dict[str, int]:
         """See `TableGroup.evict`."""
-        removed = {name: len(keys) for name, keys in self._expire(now, max_rows, removes=True).items()}
+        removed = {name: len(keys) for name, keys in self._expire(now, max_rows, tablets, removes=True).items()}
         return {name: removed.get(name, 0) for name in self._configs}
 
-    def expired(self, now: int, max_rows: int | None = None) -> TableKeys:
+    def expired(self, now: int, max_rows: int | None = None, tablets: npt.NDArray[np.bool_] | None = None) -> TableKeys:
         """See `TableGroup.expired`."""
-        return TableKeys.concat({name: keys for name, keys in self._expire(now, max_rows).items() if len(keys)})
+        found = self._expire(now, max_rows, tablets)
+        return TableKeys.concat({name: keys for name, keys in found.items() if len(keys)})
 
-    def _expire(self, now: int, max_rows: int | None, *, removes: bool = False) -> dict[str, npt.NDArray[np.uint64]]:
+    def _expire(
+        self, now: int, max_rows: int | None, tablets: npt.NDArray[np.bool_] | None, *, removes: bool = False
+    ) -> dict[str, npt.NDArray[np.uint64]]:
         with self._lock:
-            names = list(self._ids)
+            names, ids = list(self._ids), list(self._ids.values())
+            budget = 1 << 62 if max_rows is None else max_rows
+            if tablets is not None:
+                keys, _ = self._group.expire(ids, now, budget, removes, tablets, (0, 0, 0))
+                return dict(zip(names, keys, strict=True))
             start = (0, 0, 0)
             if self._cursor is not None and self._cursor[0] in self._ids:
                 start = (names.index(self._cursor[0]), *self._cursor[1:])
-            budget = 1 << 62 if max_rows is None else max_rows
-            keys, (table, tablet, key_hash) = self._group.expire(list(self._ids.values()), now, budget, removes, start)
+            keys, (table, tablet, key_hash) = self._group.expire(ids, now, budget, removes, None, start)
             self._cursor = (names[table], tablet, key_hash) if (table, tablet, key_hash) != (0, 0, 0) else None
             return dict(zip(names, keys, strict=True))
 

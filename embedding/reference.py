@@ -289,12 +289,14 @@ class ReferenceTableGroup:
                     self._trim_erased(parts[tablet], tablet)
             return done
 
-    def expired(self, now: int, max_rows: int | None = None) -> TableKeys:
+    def expired(self, now: int, max_rows: int | None = None, tablets: npt.NDArray[np.bool_] | None = None) -> TableKeys:
         """See `TableGroup.expired`."""
         with self._lock:
             budget = 1 << 62 if max_rows is None else max_rows
             found: dict[str, list[int]] = {}
-            start, self._cursor = self._cursor, None
+            start = None
+            if tablets is None:
+                start, self._cursor = self._cursor, None
             names = list(self._tables)
             first = names.index(start[0]) if start is not None and start[0] in names else 0
             for name in names[first:]:
@@ -302,6 +304,8 @@ class ReferenceTableGroup:
                 if not policies.evicts_by_age_or_value(table.config):
                     continue
                 for tablet in range(start[1] if start is not None and start[0] == name else 0, len(table.parts)):
+                    if tablets is not None and not tablets[tablet]:
+                        continue
                     keys = np.array(list(table.parts[tablet].rows), np.uint64)
                     hashes = policies.scan_hash(keys)
                     order = np.argsort(hashes)
@@ -310,15 +314,18 @@ class ReferenceTableGroup:
                     looked = keys[order[:budget]]
                     found.setdefault(name, []).extend(table.expired(tablet, looked, now))
                     if len(order) > budget:
-                        self._cursor = (name, tablet, int(hashes[order[budget]]))
+                        if tablets is None:
+                            self._cursor = (name, tablet, int(hashes[order[budget]]))
                         return _table_keys(found)
                     budget -= len(order)
             return _table_keys(found)
 
-    def evict(self, now: int, max_rows: int | None = None) -> dict[str, int]:
+    def evict(
+        self, now: int, max_rows: int | None = None, tablets: npt.NDArray[np.bool_] | None = None
+    ) -> dict[str, int]:
         """See `TableGroup.evict`."""
         with self._lock:
-            keys = self.expired(now, max_rows)
+            keys = self.expired(now, max_rows, tablets)
             self.erase(keys)
             removed = dict(zip(keys.tables, np.diff(keys.splits).tolist(), strict=True))
             return {name: removed.get(name, 0) for name in self._tables}

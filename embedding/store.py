@@ -147,11 +147,15 @@ class EmbeddingStore(Protocol):
     def erase(self, keys: TableKeys) -> int:
         """Rows removed."""
 
-    def evict(self, now: int, max_rows: int | None = None) -> dict[str, int]:
+    def evict(
+        self, now: int, max_rows: int | None = None, tablets: npt.NDArray[np.bool_] | None = None
+    ) -> dict[str, int]:
         """Rows removed per table by the tables' eviction policies.
 
         max_rows: rows that each process with rows looks at; the next call goes on after them. None: all rows.
-        Raises: ValueError for max_rows below 1."""
+        tablets:  (2^t,) instead, the tablets whose rows are looked at: the same ones whatever there was before, and
+                  however many processes hold rows.
+        Raises: ValueError for max_rows below 1, or both."""
 
     def stats(self) -> dict[str, TableStats]:
         """Rows and bytes per table."""

@@ -238,13 +238,16 @@ class TableGroup(Protocol):
 
         Raises: ValueError for a table that holds another table's unknown rows, which stay as long as that table."""
 
-    def expired(self, now: int, max_rows: int | None = None) -> TableKeys:
+    def expired(self, now: int, max_rows: int | None = None, tablets: npt.NDArray[np.bool_] | None = None) -> TableKeys:
         """Keys that `evict` would remove, ascending a table; nothing is removed.
 
         Looks at no more than `max_rows` rows and goes on there at the next call, starting again after the last tablet
-        of the last table. A shard logs the erasure of these keys, so that a replay decides nothing."""
+        of the last table. With `tablets` (2^t,) it looks at the rows of these, and such a place stays where it is.
+        A shard logs the erasure of these keys, so that a replay decides nothing."""
 
-    def evict(self, now: int, max_rows: int | None = None) -> dict[str, int]:
+    def evict(
+        self, now: int, max_rows: int | None = None, tablets: npt.NDArray[np.bool_] | None = None
+    ) -> dict[str, int]:
         """Rows removed per table by ttl, min_l2 and score: erases what `expired` finds."""
 
     def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:

@@ -174,8 +174,8 @@ class TrainConfig(_Config):
                     reads ahead; more hides a far store's answer time, and costs AUC where rows move fast.
     synchronous_steps: first steps of the run that are made at depth 0 whatever pipeline_depth is (`prefetch`).
     evaluate_every: steps between evaluations; None: after each epoch.
-    evict_every:    steps between evictions by age or value (docs/row_policies.md); None: after each epoch. They come
-                    before an evaluation or a checkpoint of the same step.
+    evict_every:    steps in which each row is looked at once for eviction by age or value, a few tablets before each
+                    push, from step evict_every + 1 on (docs/row_policies.md); None: all after each epoch.
     embedding_l2:   adds embedding_l2 · Σ‖e‖² / B to the loss, over the batch's pooled factors (or weights).
     clip_norm:      of all gradients of a step together, rows and dense.
     threads:        of torch and of pooling; None leaves their own choice.

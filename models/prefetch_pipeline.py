@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -30,6 +30,7 @@ def prefetch(
     depth: int = 1,
     *,
     synchronous_steps: int = SYNCHRONOUS_STEPS,
+    before_push: Callable[[Push], object] | None = None,
 ) -> Iterator[tuple[TensorBatch, EmbeddingOutput]]:
     """Each batch as tensors on the collection's device, with its embeddings, in order.
 
@@ -37,6 +38,8 @@ def prefetch(
            synchronous form does (reading, encoding and de-duplication still run ahead), 1 hides the store's work too.
     synchronous_steps: until `embeddings.optimizer()` has made so many steps, over all loops and resumes, depth is 0:
            the first steps of fresh rows are so long that a second one from the same weights overshoots.
+    before_push: called before each batch's push, in the thread that makes it, after all calls before: what it does to
+           the store, as an eviction, has its fixed place among the pushes. Not called for a batch that comes once more.
 
     A batch whose push the store refuses as stale (`max_staleness`) comes once more, with fresh rows and under the same
     token. A batch whose `step()` is not called before the next one is asked for is not pushed. In evaluation mode
@@ -47,13 +50,17 @@ def prefetch(
         raise ValueError(f"expected depth >= 0, got {depth}")
     if synchronous_steps < 0:
         raise ValueError(f"expected synchronous_steps >= 0, got {synchronous_steps}")
-    return _run(batches, embeddings, depth, synchronous_steps)
+    return _run(batches, embeddings, depth, synchronous_steps, before_push)
 
 
 def _run(
-    batches: Iterable[FeatureBatch], embeddings: EmbeddingCollection, depth: int, synchronous_steps: int
+    batches: Iterable[FeatureBatch],
+    embeddings: EmbeddingCollection,
+    depth: int,
+    synchronous_steps: int,
+    before_push: Callable[[Push], object] | None,
 ) -> Iterator[tuple[TensorBatch, EmbeddingOutput]]:
-    pipeline = _Pipeline(batches, embeddings)
+    pipeline = _Pipeline(batches, embeddings, before_push)
     optimizer = embeddings.optimizer() if pipeline.training else None
     lag = 0  # pulls made so far ahead of a push that a synchronous loop makes before them
     try:
@@ -143,8 +150,14 @@ class _Pipeline:
     4. `close` leaves no thread behind but one that is inside `batches`.
     """
 
-    def __init__(self, batches: Iterable[FeatureBatch], embeddings: EmbeddingCollection) -> None:
+    def __init__(
+        self,
+        batches: Iterable[FeatureBatch],
+        embeddings: EmbeddingCollection,
+        before_push: Callable[[Push], object] | None,
+    ) -> None:
         self.training = embeddings.training
+        self._before_push = before_push
         self._embeddings = embeddings
         self._prepared: SimpleQueue[KeyedBatch | _Failure | None] = SimpleQueue()
         self._room = threading.Semaphore(PREPARED_AHEAD)
@@ -243,6 +256,8 @@ class _Pipeline:
     def _call(self, push: _BatchPush | None, keyed: KeyedBatch | None) -> _Ready | _PushedAgain | None:
         if push is None and keyed is None:
             return None
+        if push is not None and push.pulls and self._before_push is not None:
+            self._before_push(push.push)
         answer = self._embeddings.exchange(None if push is None else push.push, keyed, training=self.training)
         if push is not None and answer.report is not None and answer.report.stale and not self._stopping.is_set():
             fresh = self._embeddings.exchange(None, push.keyed, training=self.training)

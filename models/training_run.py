@@ -22,6 +22,7 @@ from .config import EarlyStop
 from .embedding_collection import push_time
 from .errors import ResumeMismatchError, TrainedBeforeError, TrainingDivergedError
 from .evaluation import evaluate
+from .eviction_sweep import EvictionSweep
 from .kept_back import KeptBack
 from .metrics import Metrics
 from .prefetch_pipeline import prefetch
@@ -81,7 +82,8 @@ class TrainingRun:
         self.repeated_before = trainer.embeddings.counts.repeated
         self.evicted_before = Counter(trainer.embeddings.counts.evicted)
         self.kept_back_before = KeptBack().plus(trainer.embeddings.counts.kept_back)
-        self._evicts = any(evicts_by_age_or_value(table) for table in trainer.embeddings.layout.configs)
+        evicts = any(evicts_by_age_or_value(table) for table in trainer.embeddings.layout.configs)
+        self._sweep = EvictionSweep(trainer.embeddings.store, self.config.evict_every) if evicts else None
         rows = log.rows()
         self.total = None if rows is None else rows * self.config.epochs
 
@@ -153,8 +155,8 @@ class TrainingRun:
             self._evaluate()  # other features than those that were measured: where the run goes on from
         while self.at.epoch < self.config.epochs and not self._is_at_max_steps():
             ended = self._segment()
-            if self._evicts and self._is_due(self.config.evict_every, ended):
-                self.at.evicted.update(self.trainer.embeddings.store.evict(self.at.now))
+            if self._sweep is not None and self.config.evict_every is None and ended:
+                self._sweep.all_tablets()
             if self._is_due(self.config.evaluate_every, ended):
                 self._evaluate()
             if self._should_stop():
@@ -179,7 +181,8 @@ class TrainingRun:
 
     def _evicted(self) -> Counter[str]:
         """By table, over the whole run; tables that lost no row are left out."""
-        return self.at.evicted + (self.trainer.embeddings.counts.evicted - self.evicted_before)
+        swept = Counter[str]() if self._sweep is None else self._sweep.evicted
+        return self.at.evicted + swept + (self.trainer.embeddings.counts.evicted - self.evicted_before)
 
     def _is_at_max_steps(self) -> bool:
         return self.config.max_steps is not None and self.at.step >= self.config.max_steps
@@ -190,8 +193,7 @@ class TrainingRun:
     def _segment(self) -> bool:
         """Train up to the next evaluation, checkpoint or the end of the epoch; whether the epoch ended."""
         at, config = self.at, self.config
-        intervals = [config.evaluate_every, self.save_every, config.evict_every if self._evicts else None]
-        limits = [every - at.step % every for every in intervals if every is not None]
+        limits = [every - at.step % every for every in (config.evaluate_every, self.save_every) if every is not None]
         if config.max_steps is not None:
             limits.append(config.max_steps - at.step)
         limit = min(limits) if limits else None
@@ -209,11 +211,14 @@ class TrainingRun:
             prefetch=0,  # the pipeline's own thread reads
         )
         trained, began, units = 0, time.perf_counter(), set()
+        if self._sweep is not None:
+            self._sweep.go_on(at.step, at.now)
         pulled = prefetch(
             _first(stream, limit),
             self.trainer.embeddings,
             config.pipeline_depth,
             synchronous_steps=config.synchronous_steps,
+            before_push=None if self._sweep is None else self._sweep.before_push,
         )
         with closing(pulled) as batches:  # type: ignore[type-var]
             for batch, inputs in batches:

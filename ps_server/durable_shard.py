@@ -133,9 +133,11 @@ class DurableShard:
         """Rows removed, durable; 0 where every tablet had the token already."""
         return _rows(self._decide_and_carry_out(lambda: self.shard.decide_erase(token, keys, tablets)))
 
-    def evict(self, token: PushToken, now: int, max_rows: int | None = None) -> dict[str, int]:
+    def evict(
+        self, token: PushToken, now: int, max_rows: int | None = None, tablets: TabletMask | None = None
+    ) -> dict[str, int]:
         """Rows removed per table, durable; empty where the token was carried out already or no row had to go."""
-        evicted = self._decide_and_carry_out(lambda: self.shard.decide_evict(token, now, max_rows))
+        evicted = self._decide_and_carry_out(lambda: self.shard.decide_evict(token, now, max_rows, tablets))
         return evicted if isinstance(evicted, dict) else {}
 
     def cut(self, token: PushToken, tablet: int) -> int | None:

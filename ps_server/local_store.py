@@ -22,6 +22,7 @@ from .lane import Lane
 from .mutation import CompleteUnit, DropTable, EnsureTables, ImportTablet
 from .refused_rows import log_refused_rows
 from .shard import Shard, StalenessLimit
+from .tablets import TabletMask
 
 
 class LocalStore:
@@ -121,12 +122,13 @@ class LocalStore:
             mutation = self._shard.decide_erase(self._tokens.next(), keys)
             return _rows(None if mutation is None else self._shard.apply(mutation))
 
-    def evict(self, now: int, max_rows: int | None = None) -> dict[str, int]:
+    def evict(self, now: int, max_rows: int | None = None, tablets: TabletMask | None = None) -> dict[str, int]:
         """Rows removed per table by the tables' eviction policies.
 
-        max_rows: rows to look at; the next call goes on after them. None: all rows."""
+        max_rows: rows to look at; the next call goes on after them. None: all rows.   tablets: (2^t,) those of these
+        alone. Raises: ValueError for max_rows below 1, or both."""
         with self._turn():
-            mutation = self._shard.decide_evict(self._tokens.next(), now, max_rows)
+            mutation = self._shard.decide_evict(self._tokens.next(), now, max_rows, tablets)
             evicted = None if mutation is None else self._shard.apply(mutation)
             return evicted if isinstance(evicted, dict) else {}
 

@@ -33,7 +33,7 @@ from .shard_link import ExchangeBytes, ShardLink
 from .shard_status import ShardStatus, decode_status
 from .snapshot_wire import decode_snapshot, encode_restore, encode_snapshot
 from .tablets import TabletMask
-from .wire import encode_token, exchange_message
+from .wire import encode_mask, encode_token, exchange_message
 from .wire_calls import (
     decode_stats,
     decode_tables,
@@ -161,14 +161,16 @@ class RemoteStore:
                 "Erase", keys, lambda header, part, _, tablets: encode_erase(header, token, part, tablets)
             )
 
-    def evict(self, now: int, max_rows: int | None = None) -> dict[str, int]:
+    def evict(self, now: int, max_rows: int | None = None, tablets: TabletMask | None = None) -> dict[str, int]:
         """Rows removed per table by the tables' eviction policies.
 
-        max_rows: rows that each shard looks at; the next call goes on after them. None: all rows."""
+        max_rows: rows that each shard looks at; the next call goes on after them. None: all rows.
+        tablets:  (2^t,) instead, the tablets whose rows are looked at.   Raises: ValueError."""
         with self._turn():
-            token = encode_token(self._tokens.next())
+            token, mask = encode_token(self._tokens.next()), b"" if tablets is None else encode_mask(tablets)
             replies = self._calls.everywhere(
-                "Evict", lambda header: pb.EvictRequest(header=header, token=token, now=now, max_rows=max_rows)
+                "Evict",
+                lambda header: pb.EvictRequest(header=header, token=token, now=now, max_rows=max_rows, tablets=mask),
             )
             total: dict[str, int] = {}
             for reply in replies:

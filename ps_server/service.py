@@ -30,7 +30,15 @@ from .shard_metrics import ShardMetrics
 from .shared_memory import SharedBlocks
 from .snapshot_wire import decode_restore, encode_snapshot
 from .tablet_map import TabletMap
-from .wire import PROTOCOL, ExchangeReplyRoom, cluster_hash, decode_exchange, decode_token, encode_exchange_reply
+from .wire import (
+    PROTOCOL,
+    ExchangeReplyRoom,
+    cluster_hash,
+    decode_exchange,
+    decode_mask,
+    decode_token,
+    encode_exchange_reply,
+)
 from .wire_calls import (
     decode_assign,
     decode_erase,
@@ -237,7 +245,8 @@ class ParameterServerService:
         request = parse(data, pb.EvictRequest())
         self._check(request.header)
         max_rows = request.max_rows if request.HasField("max_rows") else None
-        evicted = self._durable.evict(decode_token(request.token), request.now, max_rows)
+        tablets = decode_mask(memoryview(request.tablets), self._shard.tablet_bits)
+        evicted = self._durable.evict(decode_token(request.token), request.now, max_rows, tablets)
         return pb.Counts(counts=evicted).SerializeToString()
 
     def _stats(self, data: bytes) -> bytes:

@@ -266,15 +266,22 @@ class Shard:
         fresh = self._fresh(token, keys, tablets)
         return EraseRows(token, keys, fresh) if fresh.any() else None
 
-    def decide_evict(self, token: PushToken, now: int, max_rows: int | None = None) -> EvictRows | None:
+    def decide_evict(
+        self, token: PushToken, now: int, max_rows: int | None = None, tablets: TabletMask | None = None
+    ) -> EvictRows | None:
         """The mutation that evicts, or None where the token was carried out already or no row has to go.
 
-        max_rows: rows to look at; the next call goes on after them. Raises: ValueError for less than 1."""
+        max_rows: rows to look at; the next call goes on after them.   tablets: those whose rows are looked at.
+        Raises: ValueError for max_rows below 1, or both."""
+        if max_rows is not None and tablets is not None:
+            raise ValueError("expected max_rows or tablets, got both (evict)")
+        if tablets is not None and len(tablets) != 1 << self.tablet_bits:
+            raise ValueError(f"expected {1 << self.tablet_bits} tablets to be told apart, got {len(tablets)} (evict)")
         if max_rows is not None and max_rows < 1:
             raise ValueError(f"expected max_rows of at least 1, got {max_rows} (evict)")
         if not self._memory.judge(token, self._owned).fresh.any():
             return None
-        keys = self._tables.expired(now, max_rows)
+        keys = self._tables.expired(now, max_rows, tablets)
         return EvictRows(token, keys) if len(keys.keys) else None
 
     def decide_cut(self, token: PushToken, tablet: int) -> CutTablet | None:

@@ -128,13 +128,14 @@ class BoundTableGroup {
 
   // Expired keys per table, and the next cursor (position in `tables`, tablet, hash).
   nb::tuple expire(const std::vector<int32_t>& tables, uint32_t now, uint64_t max_rows, bool removes,
-                   const std::tuple<size_t, size_t, uint64_t>& cursor) {
+                   const std::optional<Vector<const bool>>& mask, const std::tuple<size_t, size_t, uint64_t>& cursor) {
     for (int32_t table : tables) check_table(table);
+    const bool* tablets = checked_mask(mask);
     ExpiryCursor at{std::get<0>(cursor), std::get<1>(cursor), std::get<2>(cursor)};
     std::vector<std::vector<uint64_t>> expired;
     {
       nb::gil_scoped_release release;
-      expired = group_.expire(tables, now, max_rows, removes, at);
+      expired = group_.expire(tables, now, max_rows, removes, tablets, at);
     }
     nb::list keys;
     for (auto& of_table : expired) keys.append(to_numpy(std::move(of_table)));
@@ -436,7 +437,8 @@ void bind_table(nb::module_& m) {
       .def("snapshot", &BoundTableGroup::snapshot, "tablet"_a, "tables"_a, "since"_a.none())
       .def("import_tablet", &BoundTableGroup::import_tablet, "tablet"_a, "tables"_a, "version"_a,
            "push_count"_a, "erased_since"_a, "is_whole"_a)
-      .def("expire", &BoundTableGroup::expire, "tables"_a, "now"_a, "max_rows"_a, "removes"_a, "cursor"_a)
+      .def("expire", &BoundTableGroup::expire, "tables"_a, "now"_a, "max_rows"_a, "removes"_a, "mask"_a.noconvert().none(),
+           "cursor"_a)
       .def("drop_tablet", &BoundTableGroup::drop_tablet, "tablet"_a)
       .def("cut", &BoundTableGroup::cut, "tablet"_a)
       .def("version", &BoundTableGroup::version, "tablet"_a)

@@ -120,7 +120,8 @@ int64_t TableGroup::assign_rows(Table& used, const GivenRows& given, const bool*
 }
 
 std::vector<std::vector<uint64_t>> TableGroup::expire(const std::vector<int32_t>& ids, uint32_t now, uint64_t max_rows,
-                                                      bool removes, ExpiryCursor& cursor) {
+                                                      bool removes, const bool* mask,
+                                                      ExpiryCursor& cursor) {
   std::shared_lock structure(structure_);
   require(ids.data(), ids.size());
   std::vector<std::vector<uint64_t>> expired(ids.size());
@@ -130,6 +131,7 @@ std::vector<std::vector<uint64_t>> TableGroup::expire(const std::vector<int32_t>
     if (!evicts_by_age_or_value(used.spec)) continue;
     row_scratch.resize(used.dim());
     for (; cursor.tablet < tablets(); ++cursor.tablet, cursor.hash = 0) {
+      if (mask != nullptr && !mask[cursor.tablet]) continue;
       Part& part = used.parts[cursor.tablet];
       std::vector<uint64_t> leaving;
       LockedTablets lock(tablets_.get(), !removes);

@@ -151,10 +151,10 @@ class TableGroup {
   int64_t assign(const Request& request, const float* weights, const float* state, bool if_absent, uint32_t now,
                  const bool* mask);
   int64_t erase(const Request& request, const bool* mask);
-  // Per table, ascending keys that its policies let go at `now`, among the next `max_rows` rows from the cursor on; they
-  // are erased if `removes`. The cursor moves on, back to the start after the last tablet of the last table.
+  // Per table, ascending keys that its policies let go at `now`, among the next `max_rows` rows from the cursor on, of the
+  // tablets in the mask (null: all); they are erased if `removes`. The cursor moves on, back to the start after the last.
   std::vector<std::vector<uint64_t>> expire(const std::vector<int32_t>& tables, uint32_t now, uint64_t max_rows, bool removes,
-                                            ExpiryCursor& cursor);
+                                            const bool* mask, ExpiryCursor& cursor);
 
   // All tables' rows of one tablet at one moment, in the order of `tables`.
   TabletState snapshot(size_t tablet, const std::vector<int32_t>& tables, bool whole, uint32_t since,

@@ -133,6 +133,15 @@ class TwinMachine(RuleBasedStateMachine):
         self.now += later
         assert self.native.evict(self.now, most) == self.reference.evict(self.now, most)
 
+    @rule(tablets=st.lists(st.booleans(), min_size=1 << BITS, max_size=1 << BITS).map(np.array))
+    def evict_of_tablets(self, tablets: np.ndarray) -> None:
+        native, reference = (group.expired(self.now, None, tablets) for group in (self.native, self.reference))
+        assert same_bits(native.keys, reference.keys)
+        assert tablets[(native.keys >> np.uint64(64 - BITS)).astype(int)].all()
+        removed = self.native.evict(self.now, None, tablets)
+        assert removed == self.reference.evict(self.now, None, tablets)
+        assert sum(removed.values()) == len(native.keys)
+
     @rule(most=st.sampled_from([None, 3, 40]))
     def expired(self, most: int | None) -> None:
         native, reference = self.native.expired(self.now, most), self.reference.expired(self.now, most)

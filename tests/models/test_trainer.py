@@ -163,21 +163,57 @@ def test_rows_below_the_score_leave_before_the_checkpoint_of_an_epoch(clicks: Pa
     assert left > 10
 
 
-@pytest.mark.parametrize(("every", "steps"), [(None, [48, 96]), (40, [40, 80])])
-def test_evictions_come_at_their_steps_and_by_the_time_of_the_data(
-    clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None, steps: list[int]
-) -> None:
-    """Example number n happened n seconds after the first; batches are read in order."""
-    log = pq.read_table(clicks)
-    pq.write_table(log.append_column("at", pa.array(np.arange(6_000) + 5_000)), tmp_path / "timed.parquet")
+def timed_log(clicks: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The log with example number n at n seconds after 5,000, for a feature map that reads the time."""
     timed = es.FeatureMap([es.Categorical(name="c1")], label="label", event_time=EventTime(column="at", unit="s"))
     monkeypatch.setattr(f"{__name__}.feature_map", lambda: timed)
-    ttl = SCORED.model_copy(update={"tables": TableOptions(eviction=(es.Ttl(ttl_seconds=10_000_000),))})
-    job = Job(CONFIG.model_copy(update={"evict_every": every, "shuffle": False}), ttl)
-    seen: list[tuple[int, int]] = []
-    monkeypatch.setattr(job.store, "evict", lambda now: seen.append((job.trainer.rows.steps, now)))
-    job.fit(tmp_path / "timed.parquet")
-    assert seen == [(step, 10_999 if step >= 48 else 9_999) for step in steps]  # eight steps to 1,000 examples
+    log = pq.read_table(clicks).append_column("at", pa.array(np.arange(6_000) + 5_000))
+    pq.write_table(log, folder / "timed.parquet")
+    return folder / "timed.parquet"
+
+
+def seen_evictions(job: Job, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, list[int]]]:
+    """(pushes made, now, tablets) of each eviction of the job, which removes nothing."""
+    seen: list[tuple[int, int, list[int]]] = []
+
+    def evict(now: int, tablets: np.ndarray) -> dict[str, int]:
+        seen.append((job.trainer.embeddings.counts.pushes, now, np.flatnonzero(tablets).tolist()))
+        return {}
+
+    monkeypatch.setattr(job.store, "evict", evict)
+    return seen
+
+
+TTL = SCORED.model_copy(update={"tables": TableOptions(eviction=(es.Ttl(ttl_seconds=10_000_000),))})
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("every", [3, 8, 40])
+def test_evictions_come_between_pushes_a_few_tablets_at_a_time_by_the_time_of_the_data(
+    clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, depth: int
+) -> None:
+    log = timed_log(clicks, tmp_path, monkeypatch)
+    job = Job(CONFIG.model_copy(update={"evict_every": every, "shuffle": False, "pipeline_depth": depth}), TTL)
+    seen = seen_evictions(job, monkeypatch)
+    job.fit(log, log, save_every=7)
+    assert min(pushes for pushes, _, _ in seen) >= every
+    for interval in range(every, 96 - every, every):
+        of_interval = [entry for entry in seen if interval <= entry[0] < interval + every]
+        assert [tablet for _, _, tablets in of_interval for tablet in tablets] == list(range(8))
+        assert max(len(tablets) for _, _, tablets in of_interval) == -(-8 // every)
+    # Eight steps to a unit of 1,000 examples: seven of 128 and one of 104.
+    trained = np.cumsum([128, 128, 128, 128, 128, 128, 128, 104] * 12)
+    assert all(now == 4_999 + min(trained[pushes - 1], 6_000) for pushes, now, _ in seen)
+
+
+def test_evictions_after_an_epoch_look_at_all_tablets(
+    clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = timed_log(clicks, tmp_path, monkeypatch)
+    job = Job(CONFIG.model_copy(update={"shuffle": False}), TTL)
+    seen = seen_evictions(job, monkeypatch)
+    job.fit(log)
+    assert seen == [(pushes, 10_999, [tablet]) for pushes in (48, 96) for tablet in range(8)]
 
 
 def test_tables_without_such_policies_are_not_scanned(clicks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +236,7 @@ def test_same_seed_gives_same_bits_and_another_does_not(clicks: Path, depth: int
     ("depth", "stop", "model"),
     [
         *((depth, stop, MODEL) for depth, stop in [(0, 20), (0, 47), (0, 48), (2, 5), (2, 20)]),
-        *((depth, stop, SCORED) for depth, stop in [(0, 30), (0, 48), (2, 20)]),
+        *((depth, stop, SCORED) for depth, stop in [(0, 30), (0, 37), (0, 48), (2, 20)]),
     ],
 )
 def test_stopped_and_resumed_equals_straight(clicks: Path, depth: int, stop: int, model: DeepFMConfig) -> None:
@@ -209,7 +245,7 @@ def test_stopped_and_resumed_equals_straight(clicks: Path, depth: int, stop: int
     )
     straight = Job(config, model)
     # A checkpoint is a moment without pushes on their way; at depth > 0 the straight run needs it at the same step.
-    straight.fit(clicks, checkpoints=straight.checkpoints, save_every=stop)
+    straight.fit(clicks, checkpoints=straight.checkpoints, save_every=stop if depth else None)
     stopped = Job(config.model_copy(update={"max_steps": stop}), model)
     assert stopped.fit(clicks, checkpoints=stopped.checkpoints).stopped == "max_steps"
     resumed = Job(config, model)

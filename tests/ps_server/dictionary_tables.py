@@ -99,7 +99,7 @@ class DictionaryTables:
         ]
         return sum(row is not None for row in gone)
 
-    def expired(self, now, max_rows=None):
+    def expired(self, now, max_rows=None, tablets=None):
         return TableKeys.concat({})
 
     def snapshot(self, tablet, since_version=None):

@@ -287,6 +287,26 @@ def test_an_eviction_looks_at_no_more_rows_than_it_may_and_the_next_goes_on(stor
     assert store.stats()["ad"].rows == 0
 
 
+def test_an_eviction_of_some_tablets_looks_at_all_rows_of_these_alone(store):
+    store.ensure_tables([AD])
+    keys = keys_of(*range(90))
+    store.exchange(make_push(TableKeys.of("ad", keys), np.zeros(180)), None)
+    store.evict(0, max_rows=4)
+    tablets = np.arange(1 << TABLET_BITS) % 3 == 1
+    here = tablets[(keys >> np.uint64(64 - TABLET_BITS)).astype(int)]
+    before = {key for snapshot in snapshots(store) for key in snapshot.tables["ad"].keys.tolist()}
+    removed = store.evict(0, tablets=tablets).get("ad", 0)
+    left = {key for snapshot in snapshots(store) for key in snapshot.tables["ad"].keys.tolist()}
+    assert before - left == before & set(keys[here].tolist())
+    assert removed == len(before - left) > 0
+    rest = [store.evict(0, max_rows=4).get("ad", 0) for _ in range(23)]  # goes on where it was
+    assert sum(rest) == len(left)
+    with pytest.raises(ValueError, match="expected max_rows or tablets, got both"):
+        store.evict(0, max_rows=4, tablets=tablets)
+    with pytest.raises(ValueError, match=r"expected 16 tablets|expected a tablet mask of 2 bytes, got 4"):
+        store.evict(0, tablets=np.ones(32, np.bool_))
+
+
 @pytest.mark.parametrize("max_rows", [0, -1])
 def test_an_eviction_that_may_look_at_no_row_is_refused(store, max_rows):
     with pytest.raises(ValueError, match=f"got {max_rows}|range: {max_rows}"):

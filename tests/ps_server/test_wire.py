@@ -21,6 +21,7 @@ from embershard.ps_server.wire import (
     decode_exchange,
     decode_exchange_reply,
     encode_exchange_reply,
+    encode_mask,
     encode_token,
     exchange_message,
 )
@@ -87,6 +88,10 @@ def test_golden_evict():
     whole = pb.EvictRequest(header=HEADER, token=encode_token(PUSH.token), now=9)
     assert bounded.SerializeToString().hex() == GOLDEN_EVICT.hex()
     assert whole.SerializeToString().hex() == GOLDEN_EVICT.removesuffix(bytes.fromhex("208020")).hex()
+    mask = encode_mask(np.arange(1 << BITS) % 2 == 0)
+    some = pb.EvictRequest(header=HEADER, token=encode_token(PUSH.token), now=9, tablets=mask)
+    tail = bytes([0x2A, len(mask), *mask])
+    assert some.SerializeToString().hex() == whole.SerializeToString().hex() + tail.hex()
 
 
 def same_keys(left, right):
