@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +20,7 @@ from ..ps_server.server import ShardOptions, serve
 
 Transport = Literal["unix", "tcp"]
 PORT_ANY = "127.0.0.1:0"
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
@@ -44,14 +49,52 @@ def running_shards(count: int, threads: int) -> Iterator[list[str]]:
 
 @contextmanager
 def process(target: Callable[..., None], *arguments: object) -> Iterator[None]:
-    """A process that runs `target` as long as the block."""
-    started = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
-    started.start()
+    """A process that runs `target` as long as the block, or this process; Ctrl-C is this process's affair alone."""
+    started = multiprocessing.get_context("spawn").Process(target=_run, args=(target, *arguments), daemon=True)
+    try:
+        with _signals_later():
+            started.start()
+        yield
+    finally:
+        if started.pid is not None:
+            started.terminate()
+            started.join()
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Signals to end take effect behind the block, so that no process is left half started.
+
+    A process that is started inside never hears of Ctrl-C, with which a terminal interrupts all of a command's."""
+    came: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        came.append(number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.signal(number, note) for number in _ENDING} if is_main else {}
+    ensure_running()  # else it is started inside, and lifts the block for those that come after it
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        started.terminate()
-        started.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for late in came:
+            signal.raise_signal(late)
+
+
+def _run(target: Callable[..., None], *arguments: object) -> None:
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    target(*arguments)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _serve_shard(spec: ClusterSpec, threads: int, ready: Path, index: int = 0) -> None:

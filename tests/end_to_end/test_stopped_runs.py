@@ -104,3 +104,30 @@ def test_a_killed_run_leaves_no_process_and_no_temporary_folder(job: Job, tempor
     while processes_of(temporary) or list(temporary.iterdir()):
         assert time.monotonic() < deadline, (processes_of(temporary), list(temporary.iterdir()))
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("moment", ["bench-*", "bench-*/ready.json", "bench-*/echo.sock"])
+def test_interrupted_benchmark_of_a_shard_says_so_in_one_line_and_leaves_nothing(temporary: Path, moment: str) -> None:
+    """Ctrl-C at a terminal reaches the shard and the echo server too: as they start, and as they answer."""
+    command = [sys.executable, "-m", "embershard.cli", "bench", "store", "rows=1000", "keys=[1000]", "rounds=100000"]
+    with (
+        not_ignored(signal.SIGINT),
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(temporary)},
+            start_new_session=True,
+        ) as process,
+    ):
+        deadline = time.monotonic() + 60
+        while not list(temporary.glob(moment)):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "error: interrupted\n")
+    assert processes_of(temporary) == []
+    assert list(temporary.iterdir()) == []
