@@ -103,6 +103,7 @@ class LocalCluster:
         except BaseException:
             process.terminate()
             process.wait()
+            (self._folder / COMMANDS_FILE).unlink(missing_ok=True)
             raise
 
     @contextlib.contextmanager

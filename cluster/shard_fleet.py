@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shutil
 import socket
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -63,8 +65,9 @@ class ShardFleet:
         """Start the shards; the spec with their addresses, once all of them answer.
 
         attached, removed_with_owner: see `LocalCluster.start`.
-        Raises: ClusterRunningError; ClusterStartError with the last words of a shard that does not come up."""
-        with self.cluster.starting():
+        Raises: ClusterRunningError; ClusterStartError with the last words of a shard that does not come up: the cluster
+        file and the shards' folders are then as before, the logs of what was tried stay."""
+        with self.cluster.starting(), self._undone_on_failure(config.shards):
             spec = ClusterSpec(name=self._name(), shards=self._addresses(config), tablet_bits=config.tablet_bits)
             self._write_spec(spec)
             commands = {f"shard-{index}": self._command(index, config) for index in range(config.shards)}
@@ -76,6 +79,24 @@ class ShardFleet:
                     self.stop()
                 raise
             return spec
+
+    @contextlib.contextmanager
+    def _undone_on_failure(self, shards: int) -> Iterator[None]:
+        """Where the block fails, what it wrote of the cluster is taken back."""
+        before = self.spec_path.read_text(encoding="utf-8") if self.spec_path.exists() else None
+        added = [place for place in map(self._shard_folder, range(shards)) if not place.exists()]
+        try:
+            yield
+        except BaseException:
+            if not self.cluster.is_running():
+                for place in added:
+                    shutil.rmtree(place, ignore_errors=True)
+                with contextlib.suppress(OSError):  # the error that is told is the first one
+                    if before is None:
+                        self.spec_path.unlink(missing_ok=True)
+                    else:
+                        write_atomically(self.spec_path, before)
+            raise
 
     @property
     def spec_path(self) -> Path:
@@ -98,7 +119,7 @@ class ShardFleet:
 
     def _command(self, index: int, config: FleetConfig) -> list[str]:
         options: dict[str, object] = {
-            "folder": self.folder / f"shard-{index}",
+            "folder": self._shard_folder(index),
             "durability": config.durability,
             "log_limit_bytes": config.log_limit_bytes,
             "threads": config.threads,
@@ -118,6 +139,9 @@ class ShardFleet:
             return False
         running = {role.name: role.pid for role in self.cluster.status()}
         return bool(running.get(f"shard-{index}") == said["pid"])
+
+    def _shard_folder(self, index: int) -> Path:
+        return self.folder / f"shard-{index}"
 
     def _ready_file(self, index: int) -> Path:
         return self.folder / f"shard-{index}.ready.json"

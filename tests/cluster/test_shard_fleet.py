@@ -16,7 +16,12 @@ import psutil
 import pytest
 from small_disk import small_disk
 
-from embershard.cluster.errors import ClusterNotRunningError, ClusterRunningError, ClusterStopError
+from embershard.cluster.errors import (
+    ClusterNotRunningError,
+    ClusterRunningError,
+    ClusterStartError,
+    ClusterStopError,
+)
 from embershard.cluster.lock_file import lock_holder
 from embershard.cluster.shard_fleet import FleetConfig, ShardFleet
 from embershard.cluster.supervisor import LOCK_FILE
@@ -109,6 +114,37 @@ def test_killed_shards_come_back_at_their_address_with_their_rows(fleet):
     spec = fleet.start(CONFIG)  # up after down: the same rows
     with connect(spec.shards) as store:
         assert counts(store) == [2] * 64
+
+
+def files_of(fleet):
+    """Content of each file but locks and the logs of what was tried, and which folders there are."""
+    paths = [path for path in fleet.folder.rglob("*") if "logs" not in path.relative_to(fleet.folder).parts]
+    return {path: path.read_bytes() if path.is_file() and path.name != "lock" else None for path in paths}
+
+
+@pytest.mark.parametrize("change", [{"shards": 3}, {"tablet_bits": 4, "transport": "tcp"}])
+def test_refused_start_over_the_push_logs_of_another_cluster_leaves_it_as_it_was(fleet, change):
+    fleet.start(CONFIG)
+    with connect(fleet.spec().shards) as store:
+        store.ensure_tables([TABLE])
+        store.exchange(push(0), None)
+    fleet.stop()
+    before = files_of(fleet)
+    with pytest.raises(ClusterStartError, match=r"expected (a|the) push log of"):
+        fleet.start(CONFIG.model_copy(update=change))
+    assert not fleet.cluster.is_running()
+    assert files_of(fleet) == before
+    fleet.start(CONFIG)
+    with connect(fleet.spec().shards) as store:
+        assert counts(store) == [1] * 64
+
+
+def test_first_start_that_fails_leaves_only_logs(fleet):
+    (fleet.folder / "shard-1").write_text("no folder")
+    before = files_of(fleet)
+    with pytest.raises(ClusterStartError, match="shard-1"):
+        fleet.start(CONFIG)
+    assert files_of(fleet) == before
 
 
 def test_killed_shard_comes_back_on_a_full_disk_for_reads_and_takes_pushes_when_there_is_room(fleet):
