@@ -5,9 +5,10 @@ tensorflow-recommenders-addons==0.8.1), so this file plays both parts and takes 
 
     python benchmarks/peers/tfra_table.py --python /path/to/that/environment/bin/python
 
-Two comparisons of updates on the same keys. The same work: an optimizer step with its lookup, SGD and Adagrad, by
-TFRA's own DynamicEmbeddingOptimizer and by us. And our update alone beside TFRA's upsert of ready values, which
-computes nothing: it writes a row's weights, while an SGD step reads them too, and an Adagrad step reads and writes its
+Comparisons of updates on the same keys. The same work: ready values written, by TFRA's upsert and by our assign (a
+table without optimizer state, as TFRA keeps none beside its rows); and an optimizer step with its lookup, SGD and
+Adagrad, by TFRA's own DynamicEmbeddingOptimizer and by us. Then our update alone beside TFRA's upsert, which computes
+nothing: it writes a row's weights, while an SGD step reads them too, and an Adagrad step reads and writes its
 accumulators as well.
 """
 
@@ -47,7 +48,7 @@ def draw_keys() -> tuple[np.ndarray, list[np.ndarray]]:
 
 
 def measure_ours() -> dict[str, float]:
-    """Rates of lookup, Adagrad update and SGD update of our native table."""
+    """Rates of lookup, Adagrad update, SGD update and assign of our native table."""
     import embershard as es
     from embershard.embedding import TableKeys, UpdateStep
     from embershard.embedding.native_table_group import NativeTableGroup
@@ -66,6 +67,7 @@ def measure_ours() -> dict[str, float]:
             group.apply_gradients(keys, gradients, once, UpdateStep())
         rates.setdefault("lookup", rate(partial(_lookup, group, requests, out)))
         rates[verb] = rate(partial(_update, group, requests, gradients, once))
+    rates["assign"] = rate(partial(_assign, group, requests, np.ones(KEYS * DIM, np.float32)))
     return rates
 
 
@@ -77,6 +79,11 @@ def _update(group: Any, requests: list[Any], gradients: np.ndarray, once: np.nda
     from embershard.embedding import UpdateStep
 
     group.apply_gradients(requests[index], gradients, once, UpdateStep())
+
+
+def _assign(group: Any, requests: list[Any], values: np.ndarray, index: int) -> None:
+    if group.assign(requests[index], values) != KEYS:
+        raise RuntimeError(f"expected {KEYS} rows to be set by call {index}")
 
 
 def measure_torch() -> dict[str, float]:
@@ -198,6 +205,7 @@ def main() -> None:
         "dim": DIM,
         "keys_per_call": KEYS,
         "lookup": beside(lookup, "tfra", "lookup"),
+        "assign_beside_upsert": beside(median("ours", "assign"), "tfra", "upsert"),
         "adagrad_step": beside(adagrad_step, "tfra", "adagrad_step"),
         "sgd_step": beside(sgd_step, "tfra", "sgd_step"),
         "adagrad_update_beside_upsert": beside(adagrad, "tfra", "upsert"),

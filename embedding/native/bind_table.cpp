@@ -115,7 +115,7 @@ class BoundTableGroup {
     if (state.has_value()) expect_length("state", total(request, &Widths::second), state->size());
     const bool* tablets = checked_mask(mask);
     nb::gil_scoped_release release;
-    return group_.assign(request, weights.data(), state.has_value() ? state->data() : nullptr, if_absent, now, tablets);
+    return group_.assign(request, {weights.data(), state.has_value() ? state->data() : nullptr, if_absent, now}, tablets);
   }
 
   int64_t erase(const Vector<const int32_t>& tables, const Vector<const uint64_t>& keys, const Vector<const int64_t>& splits,

@@ -79,16 +79,10 @@ void TableGroup::UniqueCheck::end() const {
 
 void TableGroup::UniqueCheck::look_through(size_t group) const {
   DuplicateFinder& duplicates = scratch().duplicates;
-  size_t begin = partition_.starts[group];
-  const size_t end = partition_.starts[group + 1];
-  for (size_t t = 0; begin < end; ++t) {
-    const auto* order = partition_.order.data();
-    const auto stop = static_cast<size_t>(
-        std::lower_bound(order + begin, order + end, static_cast<uint32_t>(request_.splits[t + 1])) - order);
-    const size_t found = duplicates.find(partition_.keys.data() + begin, stop - begin);
-    if (found != stop - begin) throw DuplicateKey{t, partition_.keys[begin + found]};
-    begin = stop;
-  }
+  partition_.for_each_table(request_, partition_.starts[group], partition_.starts[group + 1], [&](size_t t, size_t begin, size_t end) {
+    const size_t found = duplicates.find(partition_.keys.data() + begin, end - begin);
+    if (found != end - begin) throw DuplicateKey{t, partition_.keys[begin + found]};
+  });
 }
 
 }  // namespace embershard

@@ -1,15 +1,19 @@
-// The keys of a verb that changes rows, put into groups of tablets for its threads, and the check that they differ.
+// The keys of a verb that changes rows: put into groups of tablets, checked to differ, shared out to the verb's threads under
+// the groups' locks, and cut into blocks.
 //
 // Thread safety: a partition is made by one thread; all threads of the verb read it and run one check.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <vector>
 
+#include "row_finder.h"
 #include "table_group.h"
 
 namespace embershard {
@@ -25,6 +29,24 @@ struct TableGroup::Partition {
   std::vector<uint8_t> skipped;    // per entry, whether a policy holds it back; empty if no table has one
 
   size_t groups() const { return size_t{1} << group_bits; }
+  // visit(tablet) for each tablet of the group that has wanted keys, ascending.
+  template <typename Visit>
+  void for_each_tablet(size_t group, Visit visit) const {
+    const size_t tablets = key_counts.size() >> group_bits;
+    for (size_t tablet = group * tablets; tablet < (group + 1) * tablets; ++tablet) {
+      if (key_counts[tablet] != 0) visit(tablet);
+    }
+  }
+  // visit(table_index, begin, end) for each table of the request with entries among [begin, end), which are of one group.
+  template <typename Visit>
+  void for_each_table(const Request& request, size_t begin, size_t end, Visit visit) const {
+    for (size_t t = 0; begin < end; ++t) {
+      const auto stop = static_cast<size_t>(
+          std::lower_bound(order.data() + begin, order.data() + end, static_cast<uint32_t>(request.splits[t + 1])) - order.data());
+      if (begin < stop) visit(t, begin, stop);
+      begin = stop;
+    }
+  }
 };
 
 // Looks for keys that stand twice, group by group, on all threads that will work on the partition. Runs of one group and table
@@ -50,5 +72,94 @@ class TableGroup::UniqueCheck {
   std::exception_ptr failure_;  // of the first group that has one
   size_t failed_ = 0;
 };
+
+// Hands the groups of a partition to the threads of a verb.
+class TableGroup::GroupShare {
+ public:
+  GroupShare(const TableGroup& group, const Partition& partition) : group_(group), partition_(partition) {}
+
+  // visit(group) for each group that falls to this thread, with the locks of its keys' tablets held alone.
+  template <typename Visit>
+  void for_each(Visit visit) {
+    LockedTablets locks(group_.tablets_.get(), false);
+    for (;;) {
+      // From the last group to the first: a lookup, which locks upwards, then meets the verb once. Upwards too, it would follow
+      // the verb from group to group and wait for all of it.
+      const size_t done = cursor_.fetch_add(1, std::memory_order_relaxed);
+      if (done >= partition_.groups()) break;
+      const size_t group = partition_.groups() - 1 - done;
+      partition_.for_each_tablet(group, [&](size_t tablet) { locks.add(tablet); });
+      visit(group);
+      locks.release();
+    }
+  }
+
+ private:
+  const TableGroup& group_;
+  const Partition& partition_;
+  std::atomic<size_t> cursor_{0};
+};
+
+// Cuts entries of a partition into blocks of one table's keys, each with the values that the request brings it.
+class TableGroup::BlockCutter {
+ public:
+  // `offsets`: per table of the request, where its values begin.
+  BlockCutter(const TableGroup& group, const Request& request, const Partition& partition, const size_t* offsets,
+              const void* values, size_t value_bytes)
+      : group_(group),
+        request_(request),
+        partition_(partition),
+        offsets_(offsets),
+        values_(static_cast<const char*>(values)),
+        value_bytes_(value_bytes) {}
+
+  // Goes on with entries [begin, end), of one group.
+  void start(size_t begin, size_t end) {
+    next_ = begin;
+    end_ = end;
+    table_ = 0;
+  }
+
+  // False at the end. Within a group the keys of a table follow one another, in request order.
+  bool next(KeyBlock& block) {
+    if (next_ == end_) return false;
+    const uint32_t* order = partition_.order.data();
+    while (static_cast<int64_t>(order[next_]) >= request_.splits[table_ + 1]) ++table_;
+    const auto table_end = static_cast<uint32_t>(request_.splits[table_ + 1]);
+    size_t count = std::min(KeyBlock::kSize, end_ - next_);
+    while (order[next_ + count - 1] >= table_end) --count;
+    block.table = &group_.table(request_.tables[table_]);
+    block.table_index = table_;
+    block.first = next_;
+    block.count = count;
+    block.keys = partition_.keys.data() + next_;
+    const size_t dim = block.table->dim();
+    const size_t first = offsets_[table_] - static_cast<size_t>(request_.splits[table_]) * dim;
+    block.value_bytes = dim * value_bytes_;
+    for (size_t i = 0; i < count; ++i) block.values[i] = values_ + (first + order[next_ + i] * dim) * value_bytes_;
+    next_ += count;
+    return true;
+  }
+
+ private:
+  const TableGroup& group_;
+  const Request& request_;
+  const Partition& partition_;
+  const size_t* offsets_;
+  const char* values_;
+  size_t value_bytes_;
+  size_t next_ = 0, end_ = 0, table_ = 0;
+};
+
+// `work(share)` on the threads of a verb, once all keys are known to differ. Throws DuplicateKey; nothing has been changed then.
+template <typename Work>
+void TableGroup::change_groups(const Request& request, const Partition& partition, const bool* mask, Work work) {
+  UniqueCheck unique(*this, request, partition, mask);
+  GroupShare share(*this, partition);
+  share_out(request.size(), [&](size_t) {
+    if (unique.run()) work(share);
+  });
+  unique.end();
+}
 
 }  // namespace embershard

@@ -1,4 +1,4 @@
-// Finds the rows of a push's keys, block after block, so that the cache misses of several blocks overlap.
+// Finds the rows of the keys of a push or an assign, block after block, so that the cache misses of several blocks overlap.
 //
 //   start    the bucket of each key          its line is prefetched
 //   find     the key in its bucket           the next bucket is prefetched if the key may have passed its own
@@ -28,8 +28,8 @@ struct KeyBlock {
   size_t first;          // the caller's number of the first key
   size_t count;
   const uint64_t* keys;
-  const char* gradients[kSize];  // as they travel
-  size_t gradient_bytes;
+  const char* values[kSize];  // what the caller brings each: gradients as they travel, or weights
+  size_t value_bytes;
   uint32_t rows[kSize];
 
   const Bucket* buckets[kSize];
@@ -68,9 +68,9 @@ class RowFinder {
         find(found);
         ahead.store = &found.table->store;
         ahead.rows = found.rows;
-        ahead.gradients = found.gradients;
+        ahead.values = found.values;
         ahead.count = found.count;
-        ahead.gradient_bytes = found.gradient_bytes;
+        ahead.value_bytes = found.value_bytes;
       }
       if (turn >= 3 && turn - 3 < blocks) {
         finish(ring[(turn - 3) % 4], ahead);

@@ -89,14 +89,14 @@ class RowStore {
   std::vector<RowRun> free_[9];  // by log2 of the run's length
 };
 
-// Lines that will be needed soon: rows to be changed, their gradients, and buckets of later keys. Whoever works on rows now
+// Lines that will be needed soon: rows to be changed, what they are changed with, and buckets of later keys. Whoever works on rows now
 // fetches some of these at each, so that the work hides the misses and no burst of them waits for line buffers. A row of
 // kNoRow is harmless.
 struct Ahead {
   const RowStore* store = nullptr;
   const uint32_t* rows = nullptr;
-  const char* const* gradients = nullptr;
-  size_t count = 0, gradient_bytes = 0;
+  const char* const* values = nullptr;
+  size_t count = 0, value_bytes = 0;
   const Bucket* const* buckets = nullptr;
   size_t bucket_count = 0;
 
@@ -104,7 +104,7 @@ struct Ahead {
     if (i < bucket_count) __builtin_prefetch(buckets[i], 0, 3);
     if (i < count) {
       store->prefetch_row(rows[i] == kNoRow ? 0 : rows[i]);
-      prefetch_bytes<0>(gradients[i], gradient_bytes);
+      prefetch_bytes<0>(values[i], value_bytes);
     }
   }
   [[gnu::always_inline]] void fetch_from(size_t i) const {

@@ -57,20 +57,25 @@ void Table::read(uint32_t row, float* weights) const {
   }
 }
 
-uint32_t Table::create(Part& part, uint64_t key, float* scratch) {
+uint32_t Table::insert(Part& part, uint64_t key) {
   const uint32_t row = part.insert(key, store, arena);
   RowCounters* counters = store.counters(row);
   *counters = RowCounters{0, 0, 0};
   if (spec.keeps_clicks()) *store.clicks(counters) = 0;
+  if (PartExtras* extras = part.extras_or_null()) extras->erased.erase(key);
+  return row;
+}
+
+uint32_t Table::create(Part& part, uint64_t key, float* scratch) {
+  const uint32_t row = insert(part, key);
   if (is_float32()) {
     auto* weights = reinterpret_cast<float*>(store.weights(row));
     draw(key, weights);
-    start_state(weights, RowStore::state(counters));
+    start_state(weights, RowStore::state(store.counters(row)));
   } else {
     draw(key, scratch);
     store_initial(row, scratch);
   }
-  if (PartExtras* extras = part.extras_or_null()) extras->erased.erase(key);
   return row;
 }
 

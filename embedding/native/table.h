@@ -61,6 +61,8 @@ class Table {
 
   // A new row with initial weights and state, count 0. `scratch` holds dim() floats.
   uint32_t create(Part& part, uint64_t key, float* scratch);
+  // A new row, count 0; its weights and state are not set.
+  uint32_t insert(Part& part, uint64_t key);
   // Sets weights (rounded to nearest) and the state that starts with them.
   void store_initial(uint32_t row, const float* weights) const;
 

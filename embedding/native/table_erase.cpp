@@ -1,5 +1,4 @@
 #include <atomic>
-#include <functional>
 
 #include "scratch.h"
 
@@ -15,29 +14,15 @@ int64_t TableGroup::erase(const Request& request, const bool* mask) {
   require(request.tables, request.table_count);
   Partition& parted = scratch().partition;
   partition(request, nullptr, mask, parted);
-  UniqueCheck unique(*this, request, parted, mask);
-  const size_t group_tablets = tablets() >> parted.group_bits;
-  std::atomic<size_t> cursor{0};
   std::atomic<int64_t> erased{0};
-  const std::function<void(size_t)> work = [&](size_t) {
-    if (!unique.run()) return;
-    LockedTablets locks(tablets_.get(), false);
-    for (;;) {
-      const size_t group = cursor.fetch_add(1, std::memory_order_relaxed);
-      if (group >= parted.groups()) break;
-      for (size_t tablet = group * group_tablets; tablet < (group + 1) * group_tablets; ++tablet) {
-        if (parted.key_counts[tablet] != 0) locks.add(tablet);
-      }
+  change_groups(request, parted, mask, [&](GroupShare& share) {
+    share.for_each([&](size_t group) {
       erased.fetch_add(erase_group(request, parted, group), std::memory_order_relaxed);
-      for (size_t tablet = group * group_tablets; tablet < (group + 1) * group_tablets; ++tablet) {
-        if (parted.key_counts[tablet] == 0) continue;
+      parted.for_each_tablet(group, [&](size_t tablet) {
         for (size_t t = 0; t < request.table_count; ++t) trim_erased_of(table(request.tables[t]).parts[tablet], tablet);
-      }
-      locks.release();
-    }
-  };
-  share_out(request.size(), work);
-  unique.end();
+      });
+    });
+  });
   return erased;
 }
 

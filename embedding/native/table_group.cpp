@@ -62,61 +62,13 @@ void TableGroup::check_unique(const Request& request) const {
   }
 }
 
-int64_t TableGroup::assign(const Request& request, const float* weights, const float* state, bool if_absent, uint32_t now,
-                           const bool* mask) {
-  std::shared_lock structure(structure_);
-  require(request.tables, request.table_count);
-  check_unique(request);
-  int64_t done = 0;
+const size_t* TableGroup::value_offsets(const Request& request) const {
+  std::vector<size_t>& offsets = scratch().offsets;
+  offsets.assign(request.table_count + 1, 0);
   for (size_t t = 0; t < request.table_count; ++t) {
-    Table& used = table(request.tables[t]);
-    const auto n = static_cast<size_t>(request.splits[t + 1] - request.splits[t]);
-    done += assign_rows(used, {request.keys + request.splits[t], n, weights, state, if_absent, now}, mask);
-    weights += n * used.dim();
-    if (state != nullptr) state += n * used.spec.state_width;
+    offsets[t + 1] = offsets[t] + static_cast<size_t>(request.splits[t + 1] - request.splits[t]) * table(request.tables[t]).dim();
   }
-  return done;
-}
-
-int64_t TableGroup::assign_rows(Table& used, const GivenRows& given, const bool* mask) {
-  int64_t done = 0;
-  std::vector<std::pair<uint64_t, size_t>> sorted;  // (key, position): tablets lie side by side in key order
-  sorted.reserve(given.count);
-  for (size_t i = 0; i < given.count; ++i) {
-    if (mask == nullptr || mask[tablet_of(given.keys[i])]) sorted.emplace_back(given.keys[i], i);
-  }
-  std::sort(sorted.begin(), sorted.end());
-  std::vector<uint64_t> keys;  // of one tablet
-  std::vector<float> row_scratch(used.dim());
-  for (size_t begin = 0; begin < sorted.size(); begin += keys.size()) {
-    const size_t tablet = tablet_of(sorted[begin].first);
-    keys.clear();
-    for (size_t i = begin; i < sorted.size() && tablet_of(sorted[i].first) == tablet; ++i) keys.push_back(sorted[i].first);
-    LockedTablets lock(tablets_.get(), false);
-    lock.add(tablet);
-    Part& part = used.parts[tablet];
-    const uint32_t version = tablets_[tablet].version;
-    const auto fresh = std::count_if(keys.begin(), keys.end(), [&](uint64_t key) { return part.find(key) == kNoRow; });
-    Room room = make_room({used, part, tablet, tablet_bits_, version}, keys, static_cast<size_t>(fresh));
-    for (size_t i = begin; i < begin + keys.size(); ++i) {
-      const auto [key, position] = sorted[i];
-      uint32_t row = part.find(key);
-      if (row != kNoRow ? given.if_absent : room.rows == 0) continue;
-      if (row == kNoRow) {
-        row = used.create(part, key, row_scratch.data());
-        --room.rows;
-      }
-      used.store_initial(row, given.weights + position * used.dim());
-      RowCounters* counters = used.store.counters(row);
-      const size_t width = used.spec.state_width;
-      if (given.state != nullptr) std::memcpy(RowStore::state(counters), given.state + position * width, width * sizeof(float));
-      counters->touched_at = given.now;
-      counters->version = version;
-      ++done;
-    }
-    if (room.evicted != 0) trim_erased_of(part, tablet);
-  }
-  return done;
+  return offsets.data();
 }
 
 std::vector<std::vector<uint64_t>> TableGroup::expire(const std::vector<int32_t>& ids, uint32_t now, uint64_t max_rows,

@@ -118,12 +118,10 @@ struct PartStats {
   int64_t weight_bytes = 0, state_bytes = 0, counter_bytes = 0, index_bytes = 0, free_bytes = 0;
 };
 
-// What assign is given for one table.
+// What assign gives its keys.
 struct GivenRows {
-  const uint64_t* keys;
-  size_t count;
-  const float* weights;
-  const float* state;  // or nullptr
+  const float* weights;  // one row a key, table after table
+  const float* state;    // likewise, or nullptr
   bool if_absent;
   uint32_t now;
 };
@@ -148,8 +146,7 @@ class TableGroup {
   UpdateReport apply_gradients(const Request& request, const Gradients& gradients, const uint32_t* occurrences,
                                const UpdateStep& step, const bool* mask, const uint32_t* clicks = nullptr);
   // Rows set. New keys for which a full part finds no room are left out, the largest first.
-  int64_t assign(const Request& request, const float* weights, const float* state, bool if_absent, uint32_t now,
-                 const bool* mask);
+  int64_t assign(const Request& request, const GivenRows& given, const bool* mask);
   int64_t erase(const Request& request, const bool* mask);
   // Per table, ascending keys that its policies let go at `now`, among the next `max_rows` rows from the cursor on, of the
   // tablets in the mask (null: all); they are erased if `removes`. The cursor moves on, back to the start after the last.
@@ -172,6 +169,9 @@ class TableGroup {
 
   struct Partition;
   struct Scratch;
+  class Assign;
+  class BlockCutter;
+  class GroupShare;
   class Push;
   class UniqueCheck;
 
@@ -184,7 +184,10 @@ class TableGroup {
   void check_unique(const Request& request) const;
   // Erases the keys of one group of tablets, whose locks are held alone.
   int64_t erase_group(const Request& request, const Partition& parted, size_t group);
-  int64_t assign_rows(Table& table, const GivenRows& given, const bool* mask);
+  template <typename Work>
+  void change_groups(const Request& request, const Partition& partition, const bool* mask, Work work);
+  // Where each table's values begin among a request's: Σ of its tables' keys · dim. Valid until the thread's next verb.
+  const size_t* value_offsets(const Request& request) const;
   void import_rows(Table& table, size_t tablet, const TableRowsView& view, TabletState state);
   void clear_tablet(size_t tablet);
   void lookup_range(const Request& request, AbsentRows absent, const size_t* offsets, size_t begin, size_t end, RowType type,

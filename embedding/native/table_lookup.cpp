@@ -60,13 +60,7 @@ void TableGroup::absent_row(const Table& table, uint64_t key, AbsentRows absent,
 void TableGroup::lookup(const Request& request, AbsentRows absent, RowType type, void* out) {
   std::shared_lock structure(structure_);
   require(request.tables, request.table_count);
-  Scratch& mine = scratch();
-  mine.offsets.assign(request.table_count + 1, 0);
-  for (size_t t = 0; t < request.table_count; ++t) {
-    mine.offsets[t + 1] =
-        mine.offsets[t] + static_cast<size_t>(request.splits[t + 1] - request.splits[t]) * table(request.tables[t]).dim();
-  }
-  const size_t* offsets = mine.offsets.data();
+  const size_t* offsets = value_offsets(request);
   const size_t n = request.size();
   std::atomic<size_t> cursor{0};
   const bool is_alone = pool_.threads() == 1 || n < kThreadedKeys;

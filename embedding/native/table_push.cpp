@@ -1,6 +1,4 @@
 #include <algorithm>
-#include <atomic>
-#include <functional>
 #include <mutex>
 #include <utility>
 
@@ -16,6 +14,7 @@ class TableGroup::Push {
        const UpdateStep& step, const size_t* offsets, const std::vector<std::vector<BlockPlan>>& plans, UpdateReport& report)
       : group_(group),
         finder_(group.kernels_, group.tablet_bits_),
+        blocks_(group, request, partition, offsets, gradients.values, gradients.value_bytes()),
         request_(request),
         partition_(partition),
         gradients_(gradients),
@@ -40,21 +39,16 @@ class TableGroup::Push {
 
   // Decides about the keys of tables with policies among entries [begin, end), before `run`.
   void plan(size_t begin, size_t end) {
-    const uint32_t* order = partition_.order.data();
-    for (size_t t = 0; begin < end; ++t) {
-      const auto stop = static_cast<size_t>(
-          std::lower_bound(order + begin, order + end, static_cast<uint32_t>(request_.splits[t + 1])) - order);
-      if (needs_plan(group_.table(request_.tables[t]).spec)) plan_table(t, begin, stop);
-      begin = stop;
-    }
+    partition_.for_each_table(request_, begin, end, [&](size_t t, size_t first, size_t stop) {
+      if (needs_plan(group_.table(request_.tables[t]).spec)) plan_table(t, first, stop);
+    });
   }
 
   // Entries [begin, end) of the partition.
   void run(size_t begin, size_t end) {
-    next_ = begin;
-    end_ = end;
-    table_ = 0;
-    finder_.run([&](KeyBlock& block) { return next_block(block); }, [&](KeyBlock& block, const Ahead& ahead) { update(block, ahead); });
+    blocks_.start(begin, end);
+    finder_.run([&](KeyBlock& block) { return blocks_.next(block); },
+                [&](KeyBlock& block, const Ahead& ahead) { update(block, ahead); });
   }
 
  private:
@@ -102,37 +96,13 @@ class TableGroup::Push {
   void widen_gradients(const KeyBlock& block, const float** rows) const {
     const uint32_t dim = block.table->dim();
     if (gradients_.type == RowType::float32) {
-      for (size_t i = 0; i < block.count; ++i) rows[i] = reinterpret_cast<const float*>(block.gradients[i]);
+      for (size_t i = 0; i < block.count; ++i) rows[i] = reinterpret_cast<const float*>(block.values[i]);
       return;
     }
     const uint16_t* narrow[KeyBlock::kSize];
-    for (size_t i = 0; i < block.count; ++i) narrow[i] = reinterpret_cast<const uint16_t*>(block.gradients[i]);
+    for (size_t i = 0; i < block.count; ++i) narrow[i] = reinterpret_cast<const uint16_t*>(block.values[i]);
     group_.kernels_.widen_rows(gradients_.type, narrow, block.count, dim, wide_);
     for (size_t i = 0; i < block.count; ++i) rows[i] = wide_ + i * dim;
-  }
-
-  // Within a group of tablets the keys of a table follow one another, in request order.
-  bool next_block(KeyBlock& block) {
-    if (next_ == end_) return false;
-    const uint32_t* order = partition_.order.data();
-    while (static_cast<int64_t>(order[next_]) >= request_.splits[table_ + 1]) ++table_;
-    const auto table_end = static_cast<uint32_t>(request_.splits[table_ + 1]);
-    size_t count = std::min(KeyBlock::kSize, end_ - next_);
-    while (order[next_ + count - 1] >= table_end) --count;
-    block.table = &group_.table(request_.tables[table_]);
-    block.table_index = table_;
-    block.first = next_;
-    block.count = count;
-    block.keys = partition_.keys.data() + next_;
-    const size_t dim = block.table->dim();
-    const auto* values = static_cast<const char*>(gradients_.values);
-    const size_t first = offsets_[table_] - static_cast<size_t>(request_.splits[table_]) * dim;
-    block.gradient_bytes = dim * gradients_.value_bytes();
-    for (size_t i = 0; i < count; ++i) {
-      block.gradients[i] = values + (first + order[next_ + i] * dim) * gradients_.value_bytes();
-    }
-    next_ += count;
-    return true;
   }
 
   void update(KeyBlock& block, const Ahead& ahead) {
@@ -194,6 +164,7 @@ class TableGroup::Push {
 
   TableGroup& group_;
   RowFinder finder_;
+  BlockCutter blocks_;
   const Request& request_;
   Partition& partition_;
   const Gradients gradients_;
@@ -205,7 +176,6 @@ class TableGroup::Push {
   std::vector<std::vector<BlockPlan>> unknown_plans_;
   float* row_;
   float* wide_;  // gradients of one block, if they travel in 16 bits
-  size_t next_ = 0, end_ = 0, table_ = 0;
 };
 
 void TableGroup::widen_all(const Gradients& gradients, std::vector<float>& out) const {
@@ -223,15 +193,9 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const Gradients
   Scratch& mine = scratch();
   Partition& parted = mine.partition;
   partition(request, occurrences, mask, parted);
-  UniqueCheck unique(*this, request, parted, mask);
   std::vector<std::vector<BlockPlan>> plans;
-  mine.offsets.assign(request.table_count + 1, 0);
-  for (size_t t = 0; t < request.table_count; ++t) {
-    const Table& used = table(request.tables[t]);
-    plans.push_back(used.plan(step));
-    mine.offsets[t + 1] = mine.offsets[t] + static_cast<size_t>(request.splits[t + 1] - request.splits[t]) * used.dim();
-  }
-  const size_t* offsets = mine.offsets.data();
+  for (size_t t = 0; t < request.table_count; ++t) plans.push_back(table(request.tables[t]).plan(step));
+  const size_t* offsets = value_offsets(request);
   const bool any_plan = std::any_of(request.tables, request.tables + request.table_count,
                                     [&](int32_t id) { return needs_plan(table(id).spec); });
   parted.skipped.assign(any_plan ? request.size() : 0, 0);
@@ -246,30 +210,16 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const Gradients
   total.tables.resize(request.table_count);
   total.refused_keys.resize(request.table_count);
   std::mutex total_mutex;
-  std::atomic<size_t> cursor{0};
-  const size_t group_tablets = tablets() >> parted.group_bits;
-  const std::function<void(size_t)> work = [&](size_t) {
-    if (!unique.run()) return;
+  change_groups(request, parted, mask, [&](GroupShare& share) {
     UpdateReport report;
     report.tables.resize(request.table_count);
     report.refused_keys.resize(request.table_count);
     Push push(*this, request, parted, gradients, clicks, step, offsets, plans, report);
-    LockedTablets locks(tablets_.get(), false);
-    for (;;) {
-      // From the last group to the first: a lookup, which locks upwards, then meets a push once. Upwards too, it would follow
-      // the push from group to group and wait for all of it.
-      const size_t done = cursor.fetch_add(1, std::memory_order_relaxed);
-      if (done >= parted.groups()) break;
-      const size_t group = parted.groups() - 1 - done;
-      for (size_t tablet = group * group_tablets; tablet < (group + 1) * group_tablets; ++tablet) {
-        if (parted.key_counts[tablet] == 0) continue;
-        locks.add(tablet);
-        ++tablets_[tablet].push_count;
-      }
+    share.for_each([&](size_t group) {
+      parted.for_each_tablet(group, [&](size_t tablet) { ++tablets_[tablet].push_count; });
       if (!parted.skipped.empty()) push.plan(parted.starts[group], parted.starts[group + 1]);
       push.run(parted.starts[group], parted.starts[group + 1]);
-      locks.release();
-    }
+    });
     std::lock_guard guard(total_mutex);
     for (size_t t = 0; t < request.table_count; ++t) {
       TableUpdate& sum = total.tables[t];
@@ -282,9 +232,7 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const Gradients
       sum.evicted += part.evicted;
       total.refused_keys[t].insert(total.refused_keys[t].end(), report.refused_keys[t].begin(), report.refused_keys[t].end());
     }
-  };
-  share_out(request.size(), work);
-  unique.end();
+  });
   for (auto& keys : total.refused_keys) std::sort(keys.begin(), keys.end());
   return total;
 }

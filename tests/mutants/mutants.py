@@ -243,9 +243,9 @@ MUTANTS = (
     ),
     Mutant(
         "assigned rows find room always",
-        "embedding/native/table_group.cpp",
-        "if (row != kNoRow ? given.if_absent : room.rows == 0) continue;",
-        "if (row != kNoRow && given.if_absent) continue;",
+        "embedding/native/table_assign.cpp",
+        "if (room.rows == 0) {",
+        "if (room.rows == SIZE_MAX) {",
         CASES + "test_b28_assigned_rows_without_room_are_not_set[native]",
     ),
     Mutant(

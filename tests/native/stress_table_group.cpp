@@ -155,7 +155,7 @@ int main() {
       group.push_counts(counts.data());
       const int32_t temporary = group.add_table(spec_of(OptimizerKind::sgd, 2, RowType::float32));
       const std::vector<float> weights(40, 1.0F);
-      group.assign(Call({temporary}, sample(random, keys, 20)).request(), weights.data(), nullptr, false, 1, nullptr);
+      group.assign(Call({temporary}, sample(random, keys, 20)).request(), {weights.data(), nullptr, false, 1}, nullptr);
       group.drop_table(temporary);
     }
   });
