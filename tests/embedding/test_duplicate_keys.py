@@ -41,6 +41,8 @@ def test_one_key_twice_is_named_and_nothing_is_done(size: int, places: tuple[flo
         push(group, keys)
     with pytest.raises(DuplicateKeyError, match=str(keys[first])):
         group.erase(TableKeys.of("user", keys))
+    with pytest.raises(DuplicateKeyError, match=str(keys[first])):
+        group.assign(TableKeys.of("user", keys), np.ones(size, np.float32))
     assert group.stats()["user"].rows == rows
     snapshots = [group.snapshot(tablet).tables["user"] for tablet in range(1 << 8)]
     assert sum(int(snapshot.count.sum()) for snapshot in snapshots) == rows

@@ -13,6 +13,8 @@ from embershard.embedding.policies import row_limit
 from embershard.embedding.reference import ReferenceTableGroup
 from embershard.embedding.row_types import STORED_DTYPES, narrow_any, widen
 from embershard.embedding.table_config import (
+    Adagrad,
+    Adam,
     Capacity,
     ColumnBlock,
     Normal,
@@ -251,6 +253,40 @@ def test_erased_keys_are_forgotten_at_the_same_moment() -> None:
         assert same_bits(left.tables["t"].erased_keys, right.tables["t"].erased_keys)
         forgotten.add(left.erased_since)
     assert len(forgotten) > 1
+    assert_same_rows(native, reference)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("if_absent", [False, True])
+@pytest.mark.parametrize("given_state", [False, True])
+def test_large_assigns_over_tables_with_and_without_limit_and_masks_are_the_same(
+    threads: int, if_absent: bool, given_state: bool
+) -> None:
+    configs = (
+        TableConfig(name="plain", blocks=(ColumnBlock(dim=3, optimizer=Adagrad(initial_accumulator=0.5)),)),
+        TableConfig(name="capped", blocks=(ColumnBlock(dim=2),), eviction=(Capacity(capacity_rows=2_000),)),
+        TableConfig(name="narrow", blocks=(ColumnBlock(dim=5, optimizer=Adam()),), dtype="bfloat16"),
+    )
+    native, reference = NativeTableGroup(4, threads), ReferenceTableGroup(4)
+    rng = np.random.default_rng(7)
+    widths, states, sizes = (3, 2, 5), (3, 2, 11), (5_000, 3_000, 4_000)
+    for group in (native, reference):
+        for config in configs:
+            group.ensure_table(config)
+    for now in range(3):
+        keys = [rng.choice(6_000, size, replace=False).astype(np.uint64) << np.uint64(50) for size in sizes]
+        splits = np.cumsum([0, *sizes], dtype=np.int64)
+        request = TableKeys(tuple(config.name for config in configs), np.concatenate(keys), splits)
+        weights = rng.normal(size=int(np.dot(sizes, widths))).astype(np.float32)
+        state = rng.random(int(np.dot(sizes, states))).astype(np.float32) if given_state else None
+        mask = rng.random(1 << 4) < 0.7 if now else None
+        done = [
+            group.assign(request, weights, state, if_absent=if_absent, now=now, tablets=mask)
+            for group in (native, reference)
+        ]
+        assert done[0] == done[1] > 0
+        for group in (native, reference):
+            group.cut(3)
     assert_same_rows(native, reference)
 
 

@@ -249,6 +249,20 @@ MUTANTS = (
         CASES + "test_b28_assigned_rows_without_room_are_not_set[native]",
     ),
     Mutant(
+        "assigned rows get the state of another key",
+        "embedding/native/table_assign.cpp",
+        "const size_t at = partition_.order[entry] - static_cast<size_t>(request_.splits[block.table_index]);",
+        "const size_t at = i;",
+        TWIN + "test_large_assigns_over_tables_with_and_without_limit_and_masks_are_the_same[True-False-1]",
+    ),
+    Mutant(
+        "old rows of a full table assigned in spite of if_absent",
+        "embedding/native/table_assign.cpp",
+        "partition_.skipped[entry] = !is_new && given_.if_absent;",
+        "partition_.skipped[entry] = 0;",
+        TWIN + "test_large_assigns_over_tables_with_and_without_limit_and_masks_are_the_same[False-True-1]",
+    ),
+    Mutant(
         "occurrences not thrown for one by one",
         "embedding/native/policies.cpp",
         "integer_power(1.0 - spec.admission_probability, occurrences)",

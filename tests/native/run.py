@@ -13,7 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "embedding" / "native"
 SOURCES = ["arena", "kernels", "part", "policies", "row_store", "table"]
-SOURCES += ["key_partition", "table_assign", "table_erase", "table_group", "table_lookup", "table_push", "table_tablets", "thread_pool"]
+SOURCES += ["key_partition", "table_assign", "table_erase", "table_group", "table_lookup", "table_push"]
+SOURCES += ["table_tablets", "thread_pool"]
 COMMON = ["-std=c++20", "-O1", "-g", "-ffp-contract=off", "-fno-math-errno", f"-I{NATIVE}", "-pthread"]
 PROGRAMS = {"address,undefined": ("stress_table_group", "row_addresses"), "thread": ("stress_table_group",)}
 SANITIZERS = {
