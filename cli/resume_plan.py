@@ -94,7 +94,7 @@ def resumed_state(checkpoint: Checkpoint, plan: ResumePlan) -> TrainerState:
     if plan.moves_columns:
         # Drawn by another seed than the run began with, so that what starts anew is not what it was.
         dense = _grown(dense, plan, (plan.config.train.seed + manifest.step + 1) % (1 << 63))
-    return TrainerState(manifest.step, manifest.cursor, scalars, dense, checkpoint.path)
+    return TrainerState(manifest.step, manifest.cursor, scalars, dense)
 
 
 def _grown(dense: dict[str, npt.NDArray[Any]], plan: ResumePlan, seed: int) -> dict[str, npt.NDArray[Any]]:

@@ -23,7 +23,7 @@ class TrainerState:
     step:    batches trained.
     cursor:  JSON: run, epoch, unit (its place in the epoch's order), batch: what comes next.
     scalars: JSON: metrics and learning rates.
-    name:    of the checkpoint it was read from; None until it is saved.
+    name:    of the checkpoint that holds it and the rows as they are; None where it has to be saved first.
     dense:   model/… parameters and buffers, optimizer/… state of the dense optimizer, random/torch generator state.
     """
 

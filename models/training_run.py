@@ -125,6 +125,8 @@ class TrainingRun:
         # A checkpoint cannot hold its own name: where it is itself the best one, the reader gives the name.
         is_best = at.best is not None and at.best.step == state.step
         at.best_checkpoint = state.name if is_best else state.scalars["best_checkpoint"]
+        if state.name is not None:
+            at.checkpoint, at.saved_step = state.name, state.step
 
     def _state(self) -> TrainerState:
         at = self.at

@@ -256,6 +256,20 @@ def test_stopped_and_resumed_equals_straight(clicks: Path, depth: int, stop: int
     assert_same_bits(straight, resumed)
 
 
+def test_resume_that_has_nothing_left_to_train_saves_nothing(clicks: Path) -> None:
+    """A second checkpoint of the same state would push an older one out of those that are kept."""
+    job = Job(CONFIG)
+    first = job.fit(clicks, clicks, checkpoints=job.checkpoints)
+    state = job.checkpoints.restore(f"step-{first.steps}")
+    saved = {name: id(entry) for name, entry in job.checkpoints.saved.items()}
+    again = job.fit(clicks, clicks, checkpoints=job.checkpoints, resume=state)
+    assert (again.checkpoint, again.auc, again.steps) == (first.checkpoint, first.auc, first.steps)
+    assert {name: id(entry) for name, entry in job.checkpoints.saved.items()} == saved
+    changed = replace(state, name=None)  # as after a change of features
+    assert job.fit(clicks, clicks, checkpoints=job.checkpoints, resume=changed).checkpoint == first.checkpoint
+    assert id(job.checkpoints.saved[f"step-{first.steps}"]) != saved[f"step-{first.steps}"]
+
+
 @pytest.mark.parametrize(
     ("change", "named"), [({"seed": 9}, "seed"), ({"batch_size": 64}, "batch_size"), ({"shuffle": False}, "shuffle")]
 )
