@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
+from .argument_checks import whole_number
 from .batch_stream import BatchStream, EncodePool, Placed, ReadPosition
 from .conform import Conform
 from .csv_options import CsvOptions
@@ -129,10 +130,10 @@ class ClickLog:
         unit_rows: int,
         run: int | None,
     ) -> None:
-        if unit_rows < 1:
+        if whole_number(unit_rows, "unit_rows") < 1:
             raise ClickLogError(f"expected unit_rows of at least 1, got {unit_rows}")
         self._files, self._unit_rows = order, unit_rows
-        self._run = secrets.randbits(64) if run is None else run
+        self._run = secrets.randbits(64) if run is None else whole_number(run, "run")
         self._time_column = None if time_column is None else ColumnSpec(time_column, pa.int64())
         self._records = UnitRecords(sources, tuple(stages), unit_rows, Conform())
         self._next_epoch = 0
@@ -234,8 +235,14 @@ class ClickLog:
         threads:  how many batches are encoded at a time.
 
         drop_remainder: leave out the last, smaller batch of each work unit."""
+        if not hasattr(features, "columns"):
+            raise TypeError(f"expected a feature map, or what else has columns and encodes, got {features!r}")
+        batch_size, seed = whole_number(batch_size, "batch_size"), whole_number(seed, "seed")
+        if batch_size < 1:
+            raise ClickLogError(f"expected batch_size >= 1, got {batch_size}")
         if epoch is None:
             epoch = start.epoch if start is not None else self._next_epoch
+        epoch = whole_number(epoch, "epoch")
         self._next_epoch = max(self._next_epoch, epoch + 1)
         if start is None:
             start = ReadPosition(epoch)

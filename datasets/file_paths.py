@@ -60,6 +60,8 @@ def find_files(paths: str | Path | Iterable[str | Path], filesystem: fs.FileSyst
     A path listed twice is read twice; one that two globs match is an error, since that is seldom meant.
 
     Raises: EmptyClickLogError naming the path that matched nothing."""
+    if not isinstance(paths, (str, Path, Iterable)):
+        raise TypeError(f"expected a path, a glob or a list of them, got {paths!r}")
     given = [paths] if isinstance(paths, (str, Path)) else list(paths)
     if not given:
         raise EmptyClickLogError("expected at least one path, got an empty list")

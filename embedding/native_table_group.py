@@ -77,6 +77,9 @@ _OPTIMIZERS = {
 }
 
 
+MAX_THREADS = 256
+
+
 class NativeTableGroup:
     """All tables of one process, in the native core. See `TableGroup` for the verbs.
 
@@ -87,6 +90,8 @@ class NativeTableGroup:
     """
 
     def __init__(self, tablet_bits: int = 8, threads: int = 1, kernels: str = "") -> None:
+        if not 1 <= threads <= MAX_THREADS:
+            raise ValueError(f"expected threads in 1..{MAX_THREADS}, got {threads}")
         self._tablet_bits = tablet_bits
         self._group = _native.TableGroup(tablet_bits, threads, kernels)
         self._configs: dict[str, TableConfig] = {}

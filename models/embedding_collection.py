@@ -108,6 +108,10 @@ class EmbeddingCollection(nn.Module):
         options: admission, eviction, dtype, seed … of every table.   tables: whole configurations of some tables.
         Raises: TableConflictError if the store has such a table with another configuration; nothing is changed."""
         super().__init__()
+        if not hasattr(features, "categorical"):
+            raise TypeError(f"expected a FeatureMap, got {features!r}")
+        if not hasattr(store, "exchange"):
+            raise TypeError(f"expected a store (LocalStore, or what es.connect gives), got {store!r}")
         made = _blocks(dim, blocks, optimizer, initializer)
         configs = table_configs(features, made, options or TableOptions(), resize=blocks is None)
         others = set(tables or ()) - set(configs)
@@ -157,6 +161,8 @@ class EmbeddingCollection(nn.Module):
 
     def prepare(self, batch: FeatureBatch) -> KeyedBatch:
         """The batch with its unique keys. Thread safety: any thread."""
+        if not isinstance(batch, FeatureBatch):
+            raise TypeError(f"expected a FeatureBatch, as a feature map encodes them, got {type(batch).__name__}")
         return KeyedBatch(batch, self.layout.deduplicate(batch))
 
     def exchange(self, push: Push | None, keyed: KeyedBatch | None, *, training: bool) -> Exchange:

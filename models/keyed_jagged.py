@@ -42,6 +42,8 @@ def feature_batch_of(jagged: KeyedJagged, features: Sequence[str], encoder: Valu
 
     encoder: maps raw ids to keys; None takes the values' bits as keys.
     Raises: FeatureMismatchError naming features that are missing; TypeError on values that are not integers."""
+    if not all(hasattr(jagged, verb) for verb in ("keys", "values", "lengths", "weights_or_none")):
+        raise TypeError(f"expected a FeatureBatch, a TensorBatch or a KeyedJaggedTensor, got {type(jagged).__name__}")
     names = list(jagged.keys())
     missing = [feature for feature in features if feature not in names]
     if missing:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
+from ..datasets.argument_checks import whole_number
 from ..embedding.store import Exchange, Push
 from ..feature_map.batch import FeatureBatch
 from .config import SYNCHRONOUS_STEPS
@@ -46,6 +47,11 @@ def prefetch(
     nothing is pushed and pulls read `unseen` rows. Leaving the loop in any way carries out the pushes already made,
     stops the threads and closes `batches`.
     Raises: ValueError; in the loop, in its place among the batches, whatever reading or the store raised."""
+    if not isinstance(batches, Iterable):
+        raise TypeError(f"expected an iterable of batches, got {batches!r}")
+    if not isinstance(embeddings, EmbeddingCollection):
+        raise TypeError(f"expected an EmbeddingCollection, got {embeddings!r}")
+    depth, synchronous_steps = whole_number(depth, "depth"), whole_number(synchronous_steps, "synchronous_steps")
     if depth < 0:
         raise ValueError(f"expected depth >= 0, got {depth}")
     if synchronous_steps < 0:

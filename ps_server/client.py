@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .cluster_links import ClusterLinks
 from .cluster_spec import check_address
@@ -30,6 +30,8 @@ def connect(
     cluster: refuse any other cluster than this one.   clock: seconds, stored as `touched_at` by `assign`.
     shared_memory: with shards on this machine, large arrays go through memory that both map (Linux).
     Raises: StoreUnavailableError if nobody answers in time; WrongPeerError if the wrong one does; AccessDeniedError."""
+    if not isinstance(addresses, Iterable):
+        raise TypeError(f"expected an address or a list of them, got {addresses!r}")
     listed = addresses.split(",") if isinstance(addresses, str) else list(addresses)
     checked = [check_address(address.strip()) for address in listed]
     links = ClusterLinks(
