@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from ..ps_server.cluster_spec import check_shards
 from ..ps_server.gradient_guard import GuardOptions
 
 
@@ -87,6 +88,7 @@ class ClusterStoreConfig(_Store):
 
     @model_validator(mode="after")
     def _check(self) -> ClusterStoreConfig:
+        check_shards(self.shards, self.tablet_bits)
         ignored = _OF_RUNNING_CLUSTERS if self.address is None else _OF_STARTED_SHARDS
         for field in ignored:
             if getattr(self, field) != type(self).model_fields[field].default:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..cluster.shard_fleet import FleetConfig, ShardFleet
+from ..cluster.supervisor import LOG_FOLDER
 from ..embedding.store import EmbeddingStore
 from ..ps_server import LocalStore
 from ..ps_server.client import connect
@@ -49,12 +50,14 @@ def opened_store(config: LocalStoreConfig | ClusterStoreConfig) -> Iterator[Embe
                 if fleet.cluster.is_running():
                     fleet.stop()
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt | StoppedError) or exit_code(error) == EXIT_BAD_INPUT:
+            is_silent = not any(log.stat().st_size for log in (folder / LOG_FOLDER).glob("*"))
+            is_no_failure = isinstance(error, KeyboardInterrupt | StoppedError) or exit_code(error) == EXIT_BAD_INPUT
+            if is_no_failure or is_silent:
                 shutil.rmtree(folder)
             else:
                 for push_log in folder.glob("shard-*/"):  # nobody goes on from it, and it may have filled the disk
                     shutil.rmtree(push_log, ignore_errors=True)
-                note(f"what the shards said is in {folder / 'logs'}")
+                note(f"what the shards said is in {folder / LOG_FOLDER}")
             raise
         shutil.rmtree(folder)
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..ps_server.cluster_spec import ClusterSpec, load_cluster
+from ..ps_server.cluster_spec import ClusterSpec, check_shards, load_cluster
 from .local_cluster import LocalCluster
 from .supervisor import write_atomically
 
@@ -40,6 +40,11 @@ class FleetConfig(BaseModel):
     threads: int | None = Field(default=None, ge=1, le=256)
     max_staleness: int | None = Field(default=None, ge=0)
     staleness_lr: float = Field(default=0.5, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> FleetConfig:
+        check_shards(self.shards, self.tablet_bits)
+        return self
 
 
 class ShardFleet:

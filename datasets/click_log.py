@@ -238,8 +238,8 @@ class ClickLog:
         if not hasattr(features, "columns"):
             raise TypeError(f"expected a feature map, or what else has columns and encodes, got {features!r}")
         batch_size, seed = whole_number(batch_size, "batch_size"), whole_number(seed, "seed")
-        if batch_size < 1:
-            raise ClickLogError(f"expected batch_size >= 1, got {batch_size}")
+        if not 1 <= batch_size < 1 << 31:
+            raise ClickLogError(f"expected batch_size from 1 to {(1 << 31) - 1}, got {batch_size}")
         if epoch is None:
             epoch = start.epoch if start is not None else self._next_epoch
         epoch = whole_number(epoch, "epoch")

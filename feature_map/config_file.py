@@ -150,7 +150,8 @@ def _locate(model: type[BaseModel], data: object, loc: Sequence[int | str]) -> t
     for position, part in enumerate(loc):
         is_last = position == len(loc) - 1
         is_field = isinstance(part, str) and any(part in _known_names(candidate) for candidate in models)
-        is_tag = not is_field and any(_has_tag(candidate, part) for candidate in models)
+        is_chosen = isinstance(value, Mapping) and part not in value and value.get("kind") == part
+        is_tag = any(_has_tag(candidate, part) for candidate in models) and (is_chosen or not is_field)
         if isinstance(value, Mapping) and (part in value or (is_last and isinstance(part, str) and not is_tag)):
             pending = [_annotation(candidate, str(part)) for candidate in models]
             if not is_last:

@@ -181,7 +181,7 @@ class TrainConfig(_Config):
     threads:        of torch and of pooling; None leaves their own choice.
     """
 
-    batch_size: int = Field(default=1024, ge=1)
+    batch_size: int = Field(default=1024, ge=1, lt=1 << 31)
     epochs: int = Field(default=1, ge=1)
     max_steps: int | None = Field(default=None, ge=1)
     pipeline_depth: int = Field(default=0, ge=0, le=16)

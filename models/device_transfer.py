@@ -19,7 +19,7 @@ def choose_device(device: str | torch.device) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(device)
-        torch.empty(1, device=found)
+        torch.empty(1, device=found).numpy(force=True)  # `meta` has tensors, but no values in them
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise DeviceError(

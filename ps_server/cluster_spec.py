@@ -47,8 +47,7 @@ class ClusterSpec(_Spec):
 
     @model_validator(mode="after")
     def _check_map(self) -> ClusterSpec:
-        if len(self.shards) > 1 << self.tablet_bits:
-            raise ValueError(f"expected at most {1 << self.tablet_bits} shards (2^tablet_bits), got {len(self.shards)}")
+        check_shards(len(self.shards), self.tablet_bits)
         return self
 
     def first_map(self) -> TabletMap:
@@ -86,6 +85,12 @@ def load_cluster(source: str | os.PathLike[str] | None = None) -> tuple[ClusterS
             f"{place}: expected a shard index below {len(parsed.cluster.shards)}, got {parsed.task.index}"
         )
     return parsed.cluster, parsed.task
+
+
+def check_shards(shards: int, tablet_bits: int) -> None:
+    """Raises: ValueError for more shards than there are tablets."""
+    if shards > 1 << tablet_bits:
+        raise ValueError(f"expected at most {1 << tablet_bits} shards (2^tablet_bits), got {shards}")
 
 
 def check_address(address: str) -> str:

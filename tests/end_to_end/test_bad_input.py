@@ -35,6 +35,19 @@ def device_of_no_kind(job: Job) -> tuple[list[str], list[str]]:
     return ["train.device=gpu"], ["expected a device", "got 'gpu'"]
 
 
+def device_without_values(job: Job) -> tuple[list[str], list[str]]:
+    return ["train.device=meta"], ["expected a device", "got 'meta'"]
+
+
+def batch_of_more_rows_than_a_file_has(job: Job) -> tuple[list[str], list[str]]:
+    return ["train.batch_size=99999999999999999999"], ["$.train.batch_size: expected less than 2147483648, got 9999"]
+
+
+def more_shards_than_tablets(job: Job) -> tuple[list[str], list[str]]:
+    words = ["store.kind=cluster", "store.shards=3", "store.tablet_bits=1"]
+    return words, ["$.store: expected at most 2 shards (2^tablet_bits), got 3"]
+
+
 def more_threads_than_any_machine_has(job: Job) -> tuple[list[str], list[str]]:
     return ["train.threads=100000"], ["$.train.threads: expected less than or equal to 1024, got 100000"]
 
@@ -195,6 +208,9 @@ def unknown_time_zone(job: Job) -> tuple[list[str], list[str]]:
         value_out_of_range,
         device_that_is_not_there,
         device_of_no_kind,
+        device_without_values,
+        batch_of_more_rows_than_a_file_has,
+        more_shards_than_tablets,
         more_threads_than_any_machine_has,
         missing_column,
         float_id_column,

@@ -54,7 +54,9 @@ def test_click_log_of_no_path(path: Any) -> None:
 def test_batches(log: es.ClickLog, features: es.FeatureMap, options: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"features": features, "batch_size": 2, **options}
     refused(lambda: log.batches(**given), message)
-    refused(lambda: log.batches(features, 0), "expected batch_size >= 1, got 0", ValueError)
+    for size in (0, 1 << 31):
+        limits = f"expected batch_size from 1 to 2147483647, got {size}"
+        refused(lambda: log.batches(features, size), limits, ValueError)  # noqa: B023
 
 
 def test_click_log_numbers(tmp_path: Path, log: es.ClickLog) -> None:
