@@ -52,6 +52,10 @@ def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
     Files of lookups are relative to the file that names them, the run file or the feature map's own.
     Raises: FileNotFoundError; ConfigError with one line a problem."""
+    if path.is_dir():
+        own = path / "config.yaml"
+        hint = f"; its configuration is {own}" if own.exists() else ""
+        raise ConfigError(f"expected a run file, got the folder {path}{hint}")
     data = apply_overrides(read_yaml(path), overrides)
     source = path
     if isinstance(data.get("features"), str):

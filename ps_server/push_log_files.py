@@ -153,7 +153,7 @@ class DiskFolder:
                 file.close()
             os.replace(self._path / partial, self._path / name)
         except OSError:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # the first error counts
                 self.remove(partial)
             raise
         self.sync()

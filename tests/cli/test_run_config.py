@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,11 @@ def test_lookups_find_their_files_beside_the_file_that_names_them(
     expected = FeatureMap.of(config.features).key("shop", 1)
     assert load_feature_map(tmp_path / "run.yaml").key("shop", 1) == expected
     assert RunConfig.from_dict(config.to_dict(), "again") == config
+
+
+def test_a_folder_in_place_of_a_run_file_is_refused_naming_the_file_in_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a run file, got the folder .*[^;]$"):
+        load_run_config(tmp_path)
+    (tmp_path / "config.yaml").write_text("{}")
+    with pytest.raises(ConfigError, match=re.escape(f"; its configuration is {tmp_path / 'config.yaml'}")):
+        load_run_config(tmp_path)

@@ -36,6 +36,19 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path: 
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_read_only_file_system_is_told_of_the_file_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses to remove a file even where there is none."""
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(OSError, match="Read-only") as caught, whole_file(tmp_path / "a.csv") as partial:
+        partial.write_text("", encoding="utf-8")
+    assert caught.value.filename == str(tmp_path / "a.csv")
+
+
 def test_a_folder_that_is_not_there_is_told_of_the_file_itself(tmp_path: Path) -> None:
     path = tmp_path / "none" / "a.csv"
     with pytest.raises(FileNotFoundError) as caught, whole_file(path) as partial:
