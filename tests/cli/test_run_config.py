@@ -110,7 +110,7 @@ def test_lookups_find_their_files_beside_the_file_that_names_them(
 
 
 def test_a_folder_in_place_of_a_run_file_is_refused_naming_the_file_in_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected a run file, got the folder .*[^;]$"):
+    with pytest.raises(ConfigError, match=r"expected a run file, got the folder .*[^;]$"):
         load_run_config(tmp_path)
     (tmp_path / "config.yaml").write_text("{}")
     with pytest.raises(ConfigError, match=re.escape(f"; its configuration is {tmp_path / 'config.yaml'}")):
