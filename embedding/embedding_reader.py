@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from .export.columns import ExportChunk, ExportColumns, read_columns
 from .export.manifest import ExportManifest
 from .export.storage import read_export_manifest
 from .export.vectors import restore_float32
+from .table_group import as_keys
 
 Keys = npt.NDArray[np.uint64]
 Vectors = npt.NDArray[np.float32]
@@ -79,6 +80,8 @@ class EmbeddingReader:
         found = features.feature(feature)
         if isinstance(found, Numeric):
             raise KeyError(f"expected a feature with vectors, got numeric feature {feature!r}")
+        if isinstance(values, str | bytes) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) != 1:
+            raise TypeError(f"expected a sequence of values of feature {feature!r}, got {values!r}")
         table = self._table(found.table)
         if not isinstance(found, Categorical | SequenceFeature):
             return table.lookup(np.array([features.key(feature, value) for value in values], np.uint64))
@@ -94,11 +97,11 @@ class EmbeddingReader:
 
     def lookup_keys(self, table: str, keys: npt.ArrayLike) -> Vectors:
         """(n, D) float32 vectors of keys; keys may repeat."""
-        return self._table(table).lookup(np.ascontiguousarray(keys, np.uint64))
+        return self._table(table).lookup(as_keys(keys))
 
     def contains(self, table: str, keys: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """(n,) bool: which keys have a row."""
-        return self._table(table).contains(np.ascontiguousarray(keys, np.uint64))
+        return self._table(table).contains(as_keys(keys))
 
     def rows(self, table: str) -> int:
         """Number of rows, over all layers."""

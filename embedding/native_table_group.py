@@ -184,6 +184,8 @@ class NativeTableGroup:
             )
         except KeyError as error:
             raise _duplicate(error, request) from None
+        except TypeError:
+            raise _wrong_arrays(gradients=gradients, occurrences=occurrences, tablets=tablets) from None
         return UpdateReport(
             {name: TableUpdate(*update) for name, update in zip(request.tables, updates, strict=True)},
             {name: tuple(keys[:NAMED_KEYS]) for name, keys in zip(request.tables, refused, strict=True) if keys},
@@ -207,6 +209,8 @@ class NativeTableGroup:
             return self._group.assign(ids, request.keys, request.splits, weights, state, if_absent, now, tablets)
         except KeyError as error:
             raise _duplicate(error, request) from None
+        except TypeError:
+            raise _wrong_arrays(weights=weights, state=state, tablets=tablets, now=now) from None
 
     def erase(self, request: TableKeys, tablets: npt.NDArray[np.bool_] | None = None) -> int:
         """See `TableGroup.erase`."""
@@ -432,6 +436,19 @@ def _table_rows(config: TableConfig, state_width: int, part: _native.PartRows) -
         erased_keys=erased,
         erased_versions=erased_versions,
         clicks=clicks,
+    )
+
+
+def _wrong_arrays(**given: object) -> TypeError:
+    """What a native verb says of arguments that it does not take, in words."""
+    got = [
+        f"{name} {value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"{name} {value!r}"
+        for name, value in given.items()
+        if value is not None
+    ]
+    return TypeError(
+        "expected flat arrays in C order (values float32, occurrences and clicks uint32, tablets bool) and "
+        f"0 <= now < 2^32, got {', '.join(got)}"
     )
 
 

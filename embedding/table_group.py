@@ -32,8 +32,8 @@ class TableKeys:
 
     @classmethod
     def of(cls, table: str, keys: npt.ArrayLike) -> TableKeys:
-        """Keys of one table."""
-        array = np.ascontiguousarray(keys, dtype=np.uint64)
+        """Keys of one table. Raises: as `as_keys`."""
+        array = as_keys(keys)
         return cls((table,), array, np.array([0, len(array)], np.int64))
 
     @classmethod
@@ -47,6 +47,23 @@ class TableKeys:
     def keys_of(self, index: int) -> npt.NDArray[np.uint64]:
         """(n_t,) uint64 keys of table number `index`."""
         return self.keys[self.splits[index] : self.splits[index + 1]]
+
+
+def as_keys(keys: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+    """(n,) uint64 of whole numbers; an int64 array gives its bit patterns, as torch carries keys.
+
+    Raises: TypeError for floats, text and others; ValueError unless flat; OverflowError beyond 64 bits."""
+    # NumPy makes floats of a list such as [0, 2^64 - 1].
+    given = np.asarray(keys) if hasattr(keys, "__array__") else np.asarray(keys, object)
+    others = [key for key in given.flat if not isinstance(key, int | np.integer)] if given.dtype == object else []
+    if others or given.dtype.kind not in "iuO":
+        raise TypeError(f"expected keys that are whole numbers, got {others[0] if others else given.dtype!r}")
+    if given.ndim != 1:
+        raise ValueError(f"expected (n,) keys, got shape {given.shape}")
+    try:
+        return np.ascontiguousarray(given, dtype=np.uint64)
+    except OverflowError:
+        raise OverflowError(f"expected keys from 0 to 2^64 - 1, got {given.min()} to {given.max()}") from None
 
 
 @dataclass(frozen=True, slots=True)

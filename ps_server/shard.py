@@ -275,8 +275,14 @@ class Shard:
         Raises: ValueError for max_rows below 1, or both."""
         if max_rows is not None and tablets is not None:
             raise ValueError("expected max_rows or tablets, got both (evict)")
-        if tablets is not None and len(tablets) != 1 << self.tablet_bits:
-            raise ValueError(f"expected {1 << self.tablet_bits} tablets to be told apart, got {len(tablets)} (evict)")
+        if not isinstance(now, int | np.integer) or not 0 <= now < 1 << 32:
+            raise ValueError(f"expected whole seconds 0 <= now < 2^32, got {now!r} (evict)")
+        if tablets is not None:
+            mask = np.asarray(tablets)
+            if mask.shape != (1 << self.tablet_bits,) or mask.dtype != np.bool_:
+                raise ValueError(
+                    f"expected ({1 << self.tablet_bits},) bool tablets, got {mask.shape} {mask.dtype} (evict)"
+                )
         if max_rows is not None and max_rows < 1:
             raise ValueError(f"expected max_rows of at least 1, got {max_rows} (evict)")
         if not self._memory.judge(token, self._owned).fresh.any():

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import embershard as es
+from embershard.embedding.store import Push
+from embershard.embedding.table_group import TableKeys
 
 
 @pytest.fixture
@@ -67,6 +70,40 @@ def test_click_log_numbers(tmp_path: Path, log: es.ClickLog) -> None:
 @pytest.mark.parametrize("threads", [0, -1, 257])
 def test_store_of_no_threads(threads: int) -> None:
     refused(lambda: es.LocalStore(threads=threads), f"expected threads in 1..256, got {threads}", ValueError)
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind", "message"),
+    [
+        ([1, 1.5], TypeError, "expected keys that are whole numbers, got 1.5"),
+        (np.ones(2), TypeError, "expected keys that are whole numbers, got dtype('float64')"),
+        (["a"], TypeError, "expected keys that are whole numbers, got 'a'"),
+        ([[1, 2]], ValueError, "expected (n,) keys, got shape (1, 2)"),
+        ([-1], OverflowError, "expected keys from 0 to 2^64 - 1, got -1 to -1"),
+        ([1, 1 << 64], OverflowError, "expected keys from 0 to 2^64 - 1, got 1 to 18446744073709551616"),
+    ],
+)
+def test_keys(keys: Any, kind: type[Exception], message: str) -> None:
+    refused(lambda: TableKeys.of("user", keys), message, kind)
+
+
+def test_keys_of_every_pattern() -> None:
+    assert TableKeys.of("user", [0, (1 << 64) - 1]).keys.tolist() == [0, (1 << 64) - 1]
+    assert TableKeys.of("user", np.array([-1, 5])).keys.tolist() == [(1 << 64) - 1, 5]
+    assert TableKeys.of("user", []).keys.dtype == np.uint64
+
+
+def test_arrays_of_other_types(embeddings: es.EmbeddingCollection) -> None:
+    store, keys = embeddings.store, TableKeys.of("user", [1, 2])
+    wrong: list[tuple[Any, str]] = [(np.ones(4), "float64 (4,)"), (np.ones((2, 2), np.float32), "float32 (2, 2)")]
+    for values, got in wrong:
+        refused(lambda: store.assign(keys, values), f"got weights {got}")  # noqa: B023
+        push = Push(None, keys, values, np.ones(2, np.uint32), 1, 1, 0)
+        with pytest.raises((TypeError, ValueError), match=r"^expected"):
+            store.exchange(push, None)
+    push = Push(None, keys, np.ones(4, np.float32), np.ones(2, np.int64), 1, 1, 0)  # type: ignore[arg-type]
+    refused(lambda: store.exchange(push, None), "occurrences int64 (2,)")
+    refused(lambda: store.evict(0, tablets=np.ones(256, np.int64)), "expected (256,) bool tablets", ValueError)  # type: ignore[arg-type]
 
 
 def test_addresses() -> None:

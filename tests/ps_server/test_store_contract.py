@@ -303,8 +303,16 @@ def test_an_eviction_of_some_tablets_looks_at_all_rows_of_these_alone(store):
     assert sum(rest) == len(left)
     with pytest.raises(ValueError, match="expected max_rows or tablets, got both"):
         store.evict(0, max_rows=4, tablets=tablets)
-    with pytest.raises(ValueError, match=r"expected 16 tablets|expected a tablet mask of 2 bytes, got 4"):
+    with pytest.raises(
+        ValueError, match=r"expected \(16,\) bool tablets, got \(32,\)|expected a tablet mask of 2 bytes, got 4"
+    ):
         store.evict(0, tablets=np.ones(32, np.bool_))
+
+
+@pytest.mark.parametrize("now", [-1, 1 << 32])
+def test_an_eviction_at_no_time_is_refused(store, now):
+    with pytest.raises(ValueError, match=rf"expected whole seconds 0 <= now < 2\^32, got {now}"):
+        store.evict(now)
 
 
 @pytest.mark.parametrize("max_rows", [0, -1])
