@@ -138,7 +138,9 @@ class _Learner:
 
     def learned(self) -> Learning:
         if self.count == 0:
-            raise FeatureMapError(f"feature {self.feature.name!r}: expected values to learn from, got only nulls")
+            raise FeatureMapError(
+                f"feature {self.feature.name!r}: expected values to learn from, got none that is finite"
+            )
         if isinstance(self.feature, Numeric):
             if self.feature.learns == "standardise":
                 return self.feature.model_copy(update={"mean": self.mean, "std": math.sqrt(self.squares / self.count)})

@@ -217,7 +217,7 @@ class ShardLink:
         chunked = max(len(data), reply_bytes + chunks.CHUNK_BYTES) > chunks.LARGE_BYTES
         megabytes = (len(data) + reply_bytes) / 1e6
         most = self.patience.attempt_seconds + megabytes * self.patience.seconds_per_megabyte
-        tries = 0
+        tries, told = 0, None
         while True:
             tries += 1
             timeout = max(min(until - time.monotonic(), most), 0.001)
@@ -227,11 +227,14 @@ class ShardLink:
                 refusal = self._refusal(error)
                 if refusal is not None:
                     raise refusal from None
+                # A last try that had no time says less than the one before it.
+                is_cut_short = error.code() is _Code.DEADLINE_EXCEEDED and timeout < most
+                told = error if told is None or not is_cut_short else told
                 now = time.monotonic()
                 if error.code() not in _TRANSIENT or now >= until:
                     raise StoreUnavailableError(
                         f"{self.name} did not answer {method} in {now - begin:.1f} s and {tries} tries: "
-                        f"{error.code().name}: {_first_line(error)}{self._hint(error)}"
+                        f"{told.code().name}: {_first_line(told)}{self._hint(told)}"
                     ) from None
             backoff = min(FIRST_BACKOFF_SECONDS * 2 ** min(tries - 1, 16), MOST_BACKOFF_SECONDS)
             # Jitter: many clients that lost the same shard must not come back in one wave.

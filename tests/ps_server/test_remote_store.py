@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import itertools
+import time
 
 import grpc
 import numpy as np
@@ -10,7 +11,7 @@ import psutil
 import pytest
 from counters import BITS, COUNTER, keys_of, push_of, read
 from lossy_proxy import lossy_proxy
-from running_shards import make_spec, running_shards
+from running_shards import make_spec, remote_store, running_shards
 
 from embershard.embedding.checkpoint import TrainingState, open_checkpoint, write_checkpoint
 from embershard.embedding.native_table_group import NativeTableGroup
@@ -332,6 +333,39 @@ def test_broken_worker_cannot_poison_a_table_b59(folder, action):
         assert report.tables["counter"].applied == 49
         norms = [status.gradient_norms["counter"] for status in sound.status()]
         assert all(abs(norm.mean - 1.0) < 0.1 for norm in norms)
+
+
+class NoAnswer(grpc.RpcError):
+    """What gRPC raises where no reply comes."""
+
+    def __init__(self, code, details):
+        self.code, self.details = lambda: code, lambda: details
+
+    def trailing_metadata(self):
+        return ()
+
+
+def test_a_last_try_without_time_does_not_hide_why_the_ones_before_it_failed(folder, monkeypatch):
+    closed = NoAnswer(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+    late = NoAnswer(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+    with remote_store(folder) as store:
+        link = store._links.link(0)
+
+        def fail(_method, _data, timeout):
+            if timeout < 0.2:
+                time.sleep(timeout)
+                raise late
+            raise closed
+
+        monkeypatch.setattr(link, "_try", fail)
+        with pytest.raises(
+            StoreUnavailableError, match=r"UNAVAILABLE: Socket closed \(so does a server that expects TLS"
+        ):
+            link.call("Status", b"", 0.5)
+        monkeypatch.setattr(link, "patience", Patience(attempt_seconds=0.1))
+        with pytest.raises(StoreUnavailableError, match="DEADLINE_EXCEEDED: Deadline Exceeded"):
+            link.call("Status", b"", 0.3)
+        monkeypatch.undo()
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
