@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -171,6 +171,7 @@ class NativeTableGroup:
         step: UpdateStep,
         tablets: npt.NDArray[np.bool_] | None = None,
         clicks: npt.NDArray[np.uint32] | None = None,
+        prepared: object | None = None,
     ) -> UpdateReport:
         """See `TableGroup.apply_gradients`."""
         check_writable(request.tables, self._owners)
@@ -180,7 +181,15 @@ class NativeTableGroup:
         native_step = _native.UpdateStep(step.examples, step.step, step.now, step.lr_scale, step.unit, step.batch)
         try:
             updates, refused = self._group.apply_gradients(
-                ids, request.keys, request.splits, *_typed(gradients), occurrences, native_step, tablets, clicks
+                ids,
+                request.keys,
+                request.splits,
+                *_typed(gradients),
+                occurrences,
+                native_step,
+                tablets,
+                clicks,
+                cast("_native.PreparedKeys | None", prepared),
             )
         except KeyError as error:
             raise _duplicate(error, request) from None
@@ -190,6 +199,14 @@ class NativeTableGroup:
             {name: TableUpdate(*update) for name, update in zip(request.tables, updates, strict=True)},
             {name: tuple(keys[:NAMED_KEYS]) for name, keys in zip(request.tables, refused, strict=True) if keys},
         )
+
+    def prepare(self, request: TableKeys, occurrences: npt.NDArray[np.uint32]) -> _native.PreparedKeys:
+        """See `TableGroup.prepare`."""
+        ids, _ = self._ids_of(request.tables)
+        try:
+            return self._group.prepare(ids, request.keys, request.splits, occurrences)
+        except KeyError as error:
+            raise _duplicate(error, request) from None
 
     def assign(
         self,

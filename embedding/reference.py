@@ -132,6 +132,12 @@ class ReferenceTableGroup:
         table.vectors.put(keys, weights)
         return weights
 
+    def prepare(self, request: TableKeys, occurrences: U32) -> object:
+        """See `TableGroup.prepare`."""
+        with self._lock:
+            check_request(request, self._tables)
+        return request
+
     def apply_gradients(
         self,
         request: TableKeys,
@@ -140,8 +146,9 @@ class ReferenceTableGroup:
         step: UpdateStep,
         tablets: Mask | None = None,
         clicks: U32 | None = None,
+        prepared: object | None = None,
     ) -> UpdateReport:
-        """See `TableGroup.apply_gradients`."""
+        """See `TableGroup.apply_gradients`. Nothing is gained by preparing here."""
         wide = widen(dtype_name(gradients), gradients)
         with self._lock:
             check_writable(request.tables, self._owners)

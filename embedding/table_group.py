@@ -221,6 +221,7 @@ class TableGroup(Protocol):
         step: UpdateStep,
         tablets: npt.NDArray[np.bool_] | None = None,
         clicks: npt.NDArray[np.uint32] | None = None,
+        prepared: object | None = None,
     ) -> UpdateReport:
         """Create admitted absent rows, then update every row by its block optimizers.
 
@@ -228,10 +229,16 @@ class TableGroup(Protocol):
         occurrences: (n,) uint32, added to `count`.
         clicks: (n,) uint32, how many of the occurrences were clicked; added to the rows' clicks where the table keeps
         them (`TableConfig.keeps_clicks`), not looked at elsewhere. None: no occurrence was.
+        prepared: what `prepare` gave for this request to all tablets, used once; saves the time that took.
         A row with a non-finite gradient is refused, counted and named; all others are applied.
 
         Raises: UnknownTableError, DuplicateKeyError, ValueError (more clicks than occurrences; a table that holds
         another table's unknown rows is trained by pushes to that table alone); nothing is changed."""
+
+    def prepare(self, request: TableKeys, occurrences: npt.NDArray[np.uint32]) -> object:
+        """What `apply_gradients` does before it needs the gradients, done while they are on their way; changes nothing.
+
+        Raises: UnknownTableError, DuplicateKeyError."""
 
     def assign(
         self,

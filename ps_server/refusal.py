@@ -68,14 +68,19 @@ def error_of(metadata: Iterable[Any] | None, peer: str) -> Exception | None:
     """The error a shard refused with, naming the peer; None if the call failed for another reason."""
     for key, value in metadata or ():
         if key == REFUSAL_KEY and isinstance(value, bytes):
-            try:
-                refusal = pb.Refusal.FromString(value)
-            except DecodeError:
-                return None
-            kind = _CLASSES.get(refusal.kind, StoreUnavailableError)
-            if kind is WrongShardError:
-                return WrongShardError(np.frombuffer(refusal.tablets, "<u2").tolist(), refusal.epoch)
-            if kind is GenerationError:
-                return GenerationError(refusal.generation, refusal.epoch)
-            return kind(f"{peer}: {refusal.message}")
+            return decode_refusal(value, peer)
     return None
+
+
+def decode_refusal(data: bytes, peer: str) -> Exception | None:
+    """The error that a serialized refusal stands for, naming the peer; None for bytes that are none."""
+    try:
+        refusal = pb.Refusal.FromString(data)
+    except DecodeError:
+        return None
+    kind = _CLASSES.get(refusal.kind, StoreUnavailableError)
+    if kind is WrongShardError:
+        return WrongShardError(np.frombuffer(refusal.tablets, "<u2").tolist(), refusal.epoch)
+    if kind is GenerationError:
+        return GenerationError(refusal.generation, refusal.epoch)
+    return kind(f"{peer}: {refusal.message}")

@@ -52,7 +52,7 @@ class ShardOptions(BaseModel):
     folder:       where its push log lives; needed unless durability is `none`.
     durability:   `none`: rows live as long as the process; `log`: they survive the process; `fsync`: the machine too.
     threads:      of the tables, for one push or pull; None: this machine's CPUs by the number of its shards, at most 8.
-    workers:      calls that run at once.
+    workers:      calls that run at once, and as many more of clients on this machine that have a doorbell.
     metrics_port: of the Prometheus endpoint on loopback (0: any free port), None for none.
     ready_file:   JSON of addresses, pid and shard, written when the shard answers and removed at a clean stop.
     max_request_bytes: of one call, chunked or not.
@@ -119,7 +119,7 @@ class ShardServer:
         identity = ShardIdentity(spec.name, options.index, incarnation, options.durability, version("embershard"))
         self.metrics = ShardMetrics(shard, lambda: self._durable.log_bytes)
         self.service = ParameterServerService(
-            self._durable, identity, self.map, self.metrics, options.max_request_bytes
+            self._durable, identity, self.map, self.metrics, options.max_request_bytes, options.workers
         )
         self._pool = ThreadPoolExecutor(options.workers, thread_name_prefix="call")
         interceptors: list[grpc.ServerInterceptor] = (
@@ -183,7 +183,9 @@ class ShardServer:
     def stop(self, grace_seconds: float = 10.0) -> None:
         """Refuse new calls, let running ones end (at most `grace_seconds`), flush the log, let go of everything."""
         self._health.enter_graceful_shutdown()
-        self._server.stop(grace_seconds).wait()
+        drained = self._server.stop(grace_seconds)
+        self.service.doorbells.stop(grace_seconds)
+        drained.wait()
         self._pool.shutdown()
         self._durable.close()
         self._files.close()

@@ -19,6 +19,7 @@ from ..embedding.store import Exchange, Push
 from ..embedding.table_group import TableKeys
 from . import chunks
 from . import parameter_server_pb2 as pb
+from .doorbell import CallerGoneError, Doorbells, Ending, Piece, ShardBell
 from .durable_shard import DurableShard
 from .errors import LostRowsError, PushLogFailedError, RequestTooLargeError, WireFormatError, WrongPeerError
 from .gradient_norms import GradientNorms
@@ -81,7 +82,9 @@ class ParameterServerService:
         tablet_map: TabletMap,
         metrics: ShardMetrics,
         max_request_bytes: int,
+        most_bells: int = 0,
     ) -> None:
+        """most_bells: clients on this machine whose exchanges come by doorbell, past the sockets."""
         self._durable = shard
         self._shard = shard.shard
         self._identity = identity
@@ -93,6 +96,7 @@ class ParameterServerService:
         self._widths: dict[tuple[str, ...], npt.NDArray[np.int64]] = {}
         self._free_buffers: deque[npt.NDArray[np.float32]] = deque(maxlen=KEPT_BUFFERS)
         self.shared_blocks = SharedBlocks()
+        self.doorbells = Doorbells(self._answer_bell, most_bells)
         self.address = ""
         """Where the shard listens, once it does."""
         self.stopping = threading.Event()
@@ -158,13 +162,24 @@ class ParameterServerService:
             address=self.address,
         ).SerializeToString()
 
-    def _exchange(self, data: bytes) -> bytes:
-        call = decode_exchange(data, self._shard.tablet_bits, self._max_bytes, self.shared_blocks.fields)
+    def _exchange(self, data: bytes, bell: ShardBell | None = None) -> bytes:
+        call = decode_exchange(
+            data,
+            self._shard.tablet_bits,
+            self._max_bytes,
+            self.shared_blocks.fields,
+            None if bell is None else bell.wait,
+        )
         self._check(call.header)
         report = None
         if call.push is not None:
             self._check_sizes(call.push)
-            report = self._durable.push(call.push, call.tablets)
+            prepared = None
+            if bell is not None:
+                bell.wait(Piece.KEYS)
+                prepared = self._shard.prepare(call.push, call.tablets) if bell.pending else None
+                bell.wait(Piece.ALL)
+            report = self._durable.push(call.push, call.tablets, prepared)
             if report.applied:
                 self._norms.add(call.norms)
             self._metrics.count_push(report, call.push)
@@ -184,6 +199,8 @@ class ParameterServerService:
             return encode_exchange_reply(
                 Exchange(report, None), call.rows_format, norms, wants_checkpoint=wants_checkpoint
             )
+        if bell is not None:
+            bell.wait(Piece.ALL)
         size = self._value_count(call.pull.keys)
         if size * 4 > self._max_bytes:
             raise RequestTooLargeError(
@@ -282,7 +299,11 @@ class ParameterServerService:
     def _share_memory(self, data: bytes) -> bytes:
         request = parse(data, pb.ShareMemoryRequest())
         self._check(request.header)
-        return _count(int(self.shared_blocks.add(request)))
+        memory = self.shared_blocks.add(request)
+        if memory is None:
+            return _count(0)
+        block = request.block
+        return _count(1 + self.doorbells.add(request, memory, lambda: self.shared_blocks.remove(block)))
 
     def _release_memory(self, data: bytes) -> bytes:
         request = parse(data, pb.ReleaseMemoryRequest())
@@ -391,22 +412,37 @@ class ParameterServerService:
         self._metrics.count_bytes(len(data), len(reply))
         yield from chunks.cut(reply)
 
+    def _answer_bell(self, data: bytes, bell: ShardBell) -> tuple[Ending, bytes]:
+        try:
+            reply = self._exchange(data, bell)
+        except CallerGoneError:
+            return Ending.FAILURE, b""
+        except Exception as error:
+            _, _, refusal = self._judge("Exchange", error)
+            return (Ending.FAILURE, b"") if refusal is None else (Ending.REFUSAL, refusal.SerializeToString())
+        self._metrics.count_bytes(len(data), len(reply))
+        return Ending.REPLY, reply
+
     def _refuse(self, name: str, error: Exception, context: grpc.ServicerContext) -> NoReturn:
+        code, text, refusal = self._judge(name, error)
+        if refusal is not None:
+            context.set_trailing_metadata(((REFUSAL_KEY, refusal.SerializeToString()),))
+        context.abort(code, text[:1000])
+
+    def _judge(self, name: str, error: Exception) -> tuple[grpc.StatusCode, str, pb.Refusal | None]:
+        """What the caller is told of the error; None in place of a refusal where the shard is at fault."""
         refused = refusal_of(error)
         if isinstance(error, PushLogFailedError):
             # Unavailable: clients ask again, under the same token, until the shard is back.
             self.failure = error
             self.stopping.set()
-            code, text = grpc.StatusCode.UNAVAILABLE, f"shard {self._identity.index} stops: {error}"
-        elif refused is None:
+            return grpc.StatusCode.UNAVAILABLE, f"shard {self._identity.index} stops: {error}", None
+        if refused is None:
             _log.error("shard %d: %s failed", self._identity.index, name, exc_info=error)
-            code, text = grpc.StatusCode.INTERNAL, f"{name} failed on the shard: {type(error).__name__}: {error}"
-        else:
-            code, refusal = refused
-            text = refusal.message
-            self._metrics.count_refusal(refusal.kind)
-            context.set_trailing_metadata(((REFUSAL_KEY, refusal.SerializeToString()),))
-        context.abort(code, text[:1000])
+            return grpc.StatusCode.INTERNAL, f"{name} failed on the shard: {type(error).__name__}: {error}", None
+        code, refusal = refused
+        self._metrics.count_refusal(refusal.kind)
+        return code, refusal.message, refusal
 
 
 def _count(count: int) -> bytes:

@@ -214,7 +214,17 @@ class Shard:
         )
         return PushDecision(mutation, verdict, stale, refusal)
 
-    def apply_push(self, decision: PushDecision) -> UpdateReport:
+    def prepare(self, push: Push, tablets: TabletMask | None = None) -> object | None:
+        """What `apply_push` can do before it needs the push's gradients; None for nothing, as where `decide` or it will
+        refuse the push. Any thread."""
+        if not self._owns_all or (tablets is not None and not tablets.all()):
+            return None
+        try:
+            return self._tables.prepare(push.keys, push.occurrences)
+        except (LookupError, ValueError):
+            return None
+
+    def apply_push(self, decision: PushDecision, prepared: object | None = None) -> UpdateReport:
         """Carry out the decision; its refusal and its mutation must be the next ones applied."""
         if decision.refusal is not None:
             self.apply(decision.refusal)
@@ -222,7 +232,7 @@ class Shard:
             return UpdateReport()
         if self._is_sampled():
             self._pushed_keys += self._sampling * keys_per_tablet(decision.mutation.keys.keys, self.tablet_bits)
-        return self._apply_push(decision.mutation)
+        return self._apply_push(decision.mutation, prepared)
 
     @staticmethod
     def push_report(decision: PushDecision, update: UpdateReport) -> PushReport:
@@ -371,12 +381,12 @@ class Shard:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _apply_push(self, push: ApplyPush) -> UpdateReport:
+    def _apply_push(self, push: ApplyPush, prepared: object | None = None) -> UpdateReport:
         on_time, late = bool(push.tablets.any()), bool(push.late.any())
         report = UpdateReport()
         if on_time:
             mask = None if push.tablets.all() else push.tablets
-            report = self._apply_gradients(push, push.step, mask)
+            report = self._apply_gradients(push, push.step, mask, prepared if mask is None else None)
         if late:
             step = replace(push.step, lr_scale=push.step.lr_scale * push.late_lr)
             more = self._apply_gradients(push, step, push.late)
@@ -384,8 +394,12 @@ class Shard:
         self._memory.remember(push.token, push.tablets | push.late if late else push.tablets)
         return report
 
-    def _apply_gradients(self, push: ApplyPush, step: UpdateStep, tablets: TabletMask | None) -> UpdateReport:
-        return self._tables.apply_gradients(push.keys, push.gradients, push.occurrences, step, tablets, push.clicks)
+    def _apply_gradients(
+        self, push: ApplyPush, step: UpdateStep, tablets: TabletMask | None, prepared: object | None = None
+    ) -> UpdateReport:
+        return self._tables.apply_gradients(
+            push.keys, push.gradients, push.occurrences, step, tablets, push.clicks, prepared
+        )
 
     def _check_writable(self, tables: tuple[str, ...]) -> None:
         if tables in self._writable:

@@ -16,6 +16,7 @@ from . import chunks
 from . import parameter_server_pb2 as pb
 from .channel_options import client_options
 from .cluster_spec import is_local
+from .doorbell import Ending
 from .errors import (
     AccessDeniedError,
     SharedMemoryGoneError,
@@ -24,11 +25,11 @@ from .errors import (
     WrongPeerError,
 )
 from .message_fields import Packed, join_message, size_of
-from .refusal import error_of
+from .refusal import decode_refusal, error_of
 from .security import ClientSecurity, tls_failure
 from .service_name import SERVICE
-from .shared_memory import IS_POSSIBLE, ClientBlock
-from .wire import PROTOCOL, cluster_hash
+from .shared_memory import IS_POSSIBLE, NOT_CUT, ClientBlock
+from .wire import PIECES, PROTOCOL, cluster_hash
 from .wire_calls import parse
 
 _Code = grpc.StatusCode
@@ -37,6 +38,7 @@ FIRST_BACKOFF_SECONDS, MOST_BACKOFF_SECONDS = 0.05, 2.0
 CLOSE_SECONDS = 0.5
 SHARED_BYTES = 64 << 10
 """Exchanges of fewer bytes are as fast in one message."""
+WITH_DOORBELL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,23 +155,42 @@ class ShardLink:
     ) -> ExchangeBytes | None:
         """The answer to the first try; None where it has to be made again with the arrays in the message."""
         block = self._ready_block()
-        placed = None if block is None else block.place(arrays, reply_bytes)
-        if block is None or placed is None:
+        if block is None:
+            return None
+        placed = block.place(arrays, reply_bytes, PIECES if block.bell.is_connected else NOT_CUT)
+        if placed is None:
             return None
         small.shared.CopyFrom(placed)
+        data = small.SerializeToString()
+        timeout = min(self.patience.attempt_seconds, self.patience.call_seconds)
         try:
-            timeout = min(self.patience.attempt_seconds, self.patience.call_seconds)
-            return ExchangeBytes(self._try("Exchange", small.SerializeToString(), timeout), block)
+            if block.can_call(len(data)):
+                answer = self._ring(block, data, timeout)
+            else:
+                block.complete()
+                answer = self._try("Exchange", data, timeout)
         except grpc.RpcError as error:
-            refusal = self._refusal(error)
-            if refusal is not None and not isinstance(refusal, SharedMemoryGoneError):
-                raise refusal from None
-            self._give_up_block()
-            return None
+            answer = self._refusal(error)
         except BaseException:
             # The shard may still be at it.
             self._give_up_block()
             raise
+        if isinstance(answer, bytes):
+            return ExchangeBytes(answer, block)
+        if answer is not None and not isinstance(answer, SharedMemoryGoneError):
+            raise answer from None
+        self._give_up_block()
+        return None
+
+    def _ring(self, block: ClientBlock, data: bytes, timeout: float) -> bytes | Exception | None:
+        """The reply to an exchange called by doorbell, or the shard's refusal; None where it did not answer."""
+        try:
+            ending, answer = block.call(data, timeout)
+        except OSError:
+            return None
+        if ending is Ending.REPLY:
+            return answer
+        return decode_refusal(answer, self.name) if ending is Ending.REFUSAL else None
 
     def _ready_block(self) -> ClientBlock | None:
         """A block that the shard has mapped, None where it cannot."""
@@ -194,8 +215,13 @@ class ShardLink:
             self._shares_memory = error.code() in _TRANSIENT
             block.close()
             return None
-        if parse(reply, pb.Count()).count:
+        shared = parse(reply, pb.Count()).count
+        if shared:
             self._block = block
+            if shared == WITH_DOORBELL:
+                block.bell.connect()
+            else:
+                block.bell.close()
             return block
         block.close()
         self._shares_memory = self._wants_block = False

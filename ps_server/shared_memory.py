@@ -9,28 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import mmap
 import os
 import secrets
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from . import parameter_server_pb2 as pb
+from .doorbell import ALIGNMENT, ClientBell, Ending, Piece
 from .errors import SharedMemoryGoneError, WireFormatError
 from .message_fields import Packed, size_of, write_array
 
 BLOCK_BYTES = 256 << 20
 """Address space of a block; memory is used only where something was written."""
 HALF = BLOCK_BYTES // 2
-ALIGNMENT = 64
 HEADER_BYTES = ALIGNMENT
 MOST_BLOCKS = 1024
+NOT_CUT: Mapping[int, Piece] = {}
 IS_POSSIBLE = hasattr(os, "memfd_create")
 
 
@@ -48,29 +50,68 @@ class ClientBlock:
         fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._bytes = np.frombuffer(mmap.mmap(self._file, BLOCK_BYTES), np.uint8)
         self._bytes[:8] = np.array([self.number], "<u8").view(np.uint8)
+        # Of the arrays that were placed last: where they end, and those that are not written yet.
+        self._end = HEADER_BYTES
+        self._unwritten: dict[Piece, list[tuple[Packed, npt.NDArray[np.uint8]]]] = {}
+        try:
+            self.bell = ClientBell()
+        except OSError:
+            os.close(self._file)
+            raise
 
     def request(self, header: pb.CallHeader) -> pb.ShareMemoryRequest:
-        """What tells the shard where the block is."""
-        return pb.ShareMemoryRequest(
+        """What tells the shard where the block and its doorbell are."""
+        request = pb.ShareMemoryRequest(
             header=header, block=self.number, process=os.getpid(), descriptor=self._file, bytes=BLOCK_BYTES
         )
+        self.bell.invite(request)
+        return request
 
-    def place(self, arrays: Iterable[tuple[int, Packed]], reply_bytes: int) -> pb.SharedArrays | None:
-        """Where the arrays lie in the block now; None where they, or `reply_bytes` of rows, have no room."""
+    def place(
+        self, arrays: Iterable[tuple[int, Packed]], reply_bytes: int, pieces: Mapping[int, Piece] = NOT_CUT
+    ) -> pb.SharedArrays | None:
+        """Where the arrays lie in the block; None where they, or `reply_bytes` of rows, have no room.
+
+        pieces: numbers of arrays that have their places but are not written before `call` or `complete`."""
         placed = pb.SharedArrays(block=self.number, reply_offset=HALF, reply_bytes=HALF)
         if reply_bytes > HALF:
             return None
         position = HEADER_BYTES
+        self._unwritten.clear()
         for number, array in arrays:
             size = size_of(array)
             if position + size > HALF:
                 return None
-            write_array(array, self._bytes[position : position + size])
+            room = self._bytes[position : position + size]
+            piece = pieces.get(number)
+            if piece is not None:
+                self._unwritten.setdefault(piece, []).append((array, room))
+            else:
+                write_array(array, room)
             placed.fields.append(number)
             placed.offsets.append(position)
             placed.sizes.append(size)
             position += -(-size // ALIGNMENT) * ALIGNMENT
+        self._end = position
         return placed
+
+    def complete(self) -> None:
+        """Write what `place` left out."""
+        for piece in list(self._unwritten):
+            self._write(piece)
+
+    def _write(self, piece: Piece) -> None:
+        for array, room in self._unwritten.pop(piece):
+            write_array(array, room)
+
+    def can_call(self, size: int) -> bool:
+        """Whether an exchange of so many bytes, its arrays placed, can be called by the doorbell."""
+        return self.bell.fits(self._bytes[:HALF], self._end, size)
+
+    def call(self, request: bytes, seconds: float) -> tuple[Ending, bytes]:
+        """What the shard answers to the exchange whose arrays were placed. Raises: as `ClientBell.call`."""
+        pieces = {piece: functools.partial(self._write, piece) for piece in sorted(self._unwritten)}
+        return self.bell.call(self._bytes[:HALF], self._end, request, seconds, pieces)
 
     def reply(self, size: int) -> memoryview:
         """View of the reply's rows."""
@@ -80,6 +121,7 @@ class ClientBlock:
 
     def close(self) -> None:
         """Let go of the memory; the shard does when it is told to, or finds the process gone."""
+        self.bell.close()
         os.close(self._file)
         self._bytes = np.empty(0, np.uint8)
 
@@ -94,20 +136,21 @@ class SharedBlocks:
         self._lock = threading.Lock()
         self._blocks: OrderedDict[int, tuple[int, npt.NDArray[np.uint8]]] = OrderedDict()
 
-    def add(self, request: pb.ShareMemoryRequest) -> bool:
-        """Whether the block is mapped: the client runs on this machine under this user, and it is what it says it is.
+    def add(self, request: pb.ShareMemoryRequest) -> npt.NDArray[np.uint8] | None:
+        """The memory of the block, mapped: the client runs on this machine under this user, and it is what it says it
+        is. None where that is not so.
 
         Blocks of processes that are gone are dropped, and the one used longest ago where there are too many."""
         memory = _map(request)
         if memory is None:
-            return False
+            return None
         with self._lock:
             for number in [number for number, (process, _) in self._blocks.items() if not _is_alive(process)]:
                 del self._blocks[number]
             while len(self._blocks) >= MOST_BLOCKS:
                 self._blocks.popitem(last=False)
             self._blocks[request.block] = request.process, memory
-        return True
+        return memory
 
     def remove(self, number: int) -> bool:
         """Whether there was such a block; it is mapped no more."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from ..embedding.store import Exchange, Pull, Push, PushReport, PushToken, Rows
 from ..embedding.table_group import Absent, TableKeys, TableUpdate
 from . import parameter_server_pb2 as pb
+from .doorbell import Piece
 from .errors import WireFormatError
 from .message_fields import Fields, Packed, S, join_message, lay_out_message, read_array, split_message
 from .tablets import TabletMask
@@ -49,6 +51,11 @@ _ABSENT: tuple[Absent, ...] = ("initial", "zeros", "unseen")
 _PUSH_KEYS, _GRADIENTS, _OCCURRENCES, _SEEN_PUSHES, _PUSH_TABLETS, _PULL_KEYS = 16, 17, 18, 19, 20, 21
 _PUSH_CLICKS = 22
 _VALUES, _PUSHES = 16, 17
+PIECES: Mapping[int, Piece] = {
+    **dict.fromkeys((_PUSH_KEYS, _OCCURRENCES, _PUSH_CLICKS, _PULL_KEYS), Piece.KEYS),
+    _GRADIENTS: Piece.GRADIENTS,
+}
+"""Arrays of an exchange by what the shard needs first. It can take a message apart without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +161,13 @@ def decode_exchange(
     tablet_bits: int,
     max_bytes: int = 1 << 31,
     shared_fields: Callable[[pb.SharedArrays], Fields] | None = None,
+    wait: Callable[[Piece], None] | None = None,
 ) -> ExchangeCall:
     """The data call in `data`; max_bytes bounds what its arrays may grow to when decompressed.
 
     Gradients stay in the 16 bits in which they travelled, if they were not scaled: tables take them so.
 
-    shared_fields: gives the arrays that lie in shared memory."""
+    shared_fields: gives the arrays that lie in shared memory.   wait: for arrays that are not all there."""
     small, fields = split_message(data, pb.ExchangeRequest())
     compression = _choice(_COMPRESSIONS, small.compression, "compression")
     if small.HasField("shared"):
@@ -189,6 +197,8 @@ def decode_exchange(
             raise WireFormatError(f"expected an exponent up to {LARGEST_EXPONENT}, got {part.exponent}")
         gradients = read_array(fields, _GRADIENTS, storage_dtype(dtype), "gradients")
         if part.exponent:
+            if wait is not None:
+                wait(Piece.GRADIENTS)
             gradients = unpack_values(gradients, dtype, part.exponent)
         push = Push(
             decode_token(part.token),
@@ -319,7 +329,8 @@ def decode_token(token: pb.Token) -> PushToken:
 
 def encode_counts(keys: TableKeys) -> pb.TableKeyCounts:
     """Tables and their numbers of keys."""
-    return pb.TableKeyCounts(tables=keys.tables, counts=np.diff(keys.splits).tolist())
+    splits = keys.splits.tolist()
+    return pb.TableKeyCounts(tables=keys.tables, counts=[end - start for start, end in itertools.pairwise(splits)])
 
 
 def decode_keys(counts: pb.TableKeyCounts, fields: Fields, number: int, what: str) -> TableKeys:

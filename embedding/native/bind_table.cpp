@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "table_group.h"
+#include "key_partition.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -80,12 +80,23 @@ class BoundTableGroup {
     group_.lookup(request, static_cast<AbsentRows>(absent), row_type, out.data());
   }
 
+  TableGroup::PreparedKeys prepare(const Vector<const int32_t>& tables, const Vector<const uint64_t>& keys,
+                       const Vector<const int64_t>& splits, const Vector<const uint32_t>& occurrences) {
+    const Request request = checked(tables, keys, splits);
+    expect_length("occurrences", request.size(), occurrences.size());
+    nb::gil_scoped_release release;
+    return group_.prepare(request, occurrences.data());
+  }
+
   nb::tuple apply_gradients(const Vector<const int32_t>& tables, const Vector<const uint64_t>& keys,
                             const Vector<const int64_t>& splits, int type, const ReadValues& gradients,
                             const Vector<const uint32_t>& occurrences, const UpdateStep& step,
                             const std::optional<Vector<const bool>>& mask,
-                            const std::optional<Vector<const uint32_t>>& clicks) {
+                            const std::optional<Vector<const uint32_t>>& clicks, TableGroup::PreparedKeys* prepared) {
     const Request request = checked(tables, keys, splits);
+    if (prepared != nullptr && (mask.has_value() || !prepared->take(group_, request))) {
+      throw std::invalid_argument("expected keys that were prepared for this push to all tablets, and not used yet");
+    }
     const RowType row_type = type_of("gradients", type, gradients);
     expect_length("gradients", total(request, &Widths::first), gradients.size());
     expect_length("occurrences", request.size(), occurrences.size());
@@ -95,7 +106,8 @@ class BoundTableGroup {
     {
       nb::gil_scoped_release release;
       report = group_.apply_gradients(request, {row_type, gradients.data()}, occurrences.data(), step, tablets,
-                                      clicks.has_value() ? clicks->data() : nullptr);
+                                      clicks.has_value() ? clicks->data() : nullptr,
+                                      prepared);
     }
     nb::list updates;
     for (const TableUpdate& update : report.tables) {
@@ -421,6 +433,7 @@ void bind_table(nb::module_& m) {
     for (const Kernels* const* set = available_kernels(); *set != nullptr; ++set) names.emplace_back((*set)->name);
     return names;
   });
+  nb::class_<TableGroup::PreparedKeys>(m, "PreparedKeys");
   nb::class_<BoundTableGroup>(m, "TableGroup")
       .def(nb::init<int, size_t, const std::string&>(), "tablet_bits"_a, "threads"_a, "kernels"_a)
       .def("add_table", &BoundTableGroup::add_table, "spec"_a)
@@ -429,7 +442,9 @@ void bind_table(nb::module_& m) {
            "absent"_a, "type"_a, "out"_a.noconvert())
       .def("apply_gradients", &BoundTableGroup::apply_gradients, "tables"_a.noconvert(), "keys"_a.noconvert(),
            "splits"_a.noconvert(), "type"_a, "gradients"_a.noconvert(), "occurrences"_a.noconvert(), "step"_a,
-           "mask"_a.noconvert().none(), "clicks"_a.noconvert().none())
+           "mask"_a.noconvert().none(), "clicks"_a.noconvert().none(), "prepared"_a.none() = nb::none())
+      .def("prepare", &BoundTableGroup::prepare, "tables"_a.noconvert(), "keys"_a.noconvert(), "splits"_a.noconvert(),
+           "occurrences"_a.noconvert(), nb::keep_alive<0, 1>())
       .def("assign", &BoundTableGroup::assign, "tables"_a.noconvert(), "keys"_a.noconvert(), "splits"_a.noconvert(),
            "weights"_a.noconvert(), "state"_a.noconvert().none(), "if_absent"_a, "now"_a, "mask"_a.noconvert().none())
       .def("erase", &BoundTableGroup::erase, "tables"_a.noconvert(), "keys"_a.noconvert(), "splits"_a.noconvert(),

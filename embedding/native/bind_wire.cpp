@@ -20,7 +20,19 @@ namespace {
 template <class T>
 using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-constexpr size_t kPiece = 1 << 20;  // kernels count in 32 bits
+// Arrays of a push or pull come from far away, mostly from what another core has written: lines of the piece that is kAhead
+// values on are asked for while one is converted.
+constexpr size_t kPiece = 128, kAhead = 8 * kPiece;
+
+template <class From, class To, class Convert>
+void by_pieces(const From* from, To* to, size_t count, Convert convert) {
+  for (size_t start = 0; start < count; start += kPiece) {
+    const size_t size = std::min(kPiece, count - start);
+    for (size_t i = 0; i < kPiece; i += 64 / sizeof(From)) __builtin_prefetch(from + start + kAhead + i, 0, 3);
+    for (size_t i = 0; i < kPiece; i += 64 / sizeof(To)) __builtin_prefetch(to + start + kAhead + i, 1, 3);
+    convert(from + start, static_cast<uint32_t>(size), to + start);
+  }
+}
 
 RowType type_named(const std::string& name) {
   if (name == "float16") return RowType::float16;
@@ -39,11 +51,9 @@ size_t equal_length(const A& from, const B& to) {
 void widen(const std::string& type, const Vector<const uint16_t>& bits, const Vector<float>& out) {
   const RowType row_type = type_named(type);
   const size_t count = equal_length(bits, out);
-  const uint16_t* from = bits.data();
-  float* to = out.data();
   nb::gil_scoped_release release;
-  for (size_t start = 0; start < count; start += kPiece)
-    best_kernels().widen(row_type, from + start, static_cast<uint32_t>(std::min(kPiece, count - start)), to + start);
+  by_pieces(bits.data(), out.data(), count,
+            [&](const uint16_t* from, uint32_t n, float* to) { best_kernels().widen(row_type, from, n, to); });
 }
 
 // Bytes that nobody has set yet, and their memory. The caller sets them before the bytes are seen by anyone else: then it is
@@ -59,11 +69,9 @@ nb::tuple unset_bytes(size_t size) {
 void narrow(const std::string& type, const Vector<const float>& values, const Vector<uint16_t>& out) {
   const RowType row_type = type_named(type);
   const size_t count = equal_length(values, out);
-  const float* from = values.data();
-  uint16_t* to = out.data();
   nb::gil_scoped_release release;
-  for (size_t start = 0; start < count; start += kPiece)
-    best_kernels().narrow_any(row_type, from + start, static_cast<uint32_t>(std::min(kPiece, count - start)), to + start);
+  by_pieces(values.data(), out.data(), count,
+            [&](const float* from, uint32_t n, uint16_t* to) { best_kernels().narrow_any(row_type, from, n, to); });
 }
 
 }  // namespace

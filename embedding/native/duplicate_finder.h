@@ -19,8 +19,8 @@ class DuplicateFinder {
   }
 
  private:
-  static constexpr size_t kFilteredKeys = 8192;  // up to here the slots stay in the nearest cache
-  static constexpr int kFilterBits = 4;          // 16 bits a key
+  static constexpr size_t kFilteredKeys = 256;  // fewer go through the slots at once
+  static constexpr int kFilterBits = 4;       // 16 bits a key
 
   static size_t hash(uint64_t key, int bits) { return ((key ^ (key >> 32)) * 0x9e3779b97f4a7c15ULL) >> (64 - bits); }
 

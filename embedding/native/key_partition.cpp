@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "scratch.h"
 
@@ -21,6 +22,7 @@ void TableGroup::partition(const Request& request, const uint32_t* occurrences, 
   int bits = 0;
   while (bits < tablet_bits_ && (n >> (bits + 1)) >= wanted) ++bits;
   partition.group_bits = bits;
+  partition.is_unique = false;
   partition.starts.assign((size_t{1} << bits) + 1, 0);
   uint32_t* starts = partition.starts.data();
   partition.key_counts.assign(tablets(), 0);
@@ -51,8 +53,29 @@ void TableGroup::partition(const Request& request, const uint32_t* occurrences, 
   starts[0] = 0;
 }
 
+TableGroup::PreparedKeys TableGroup::prepare(const Request& request, const uint32_t* occurrences) {
+  std::shared_lock structure(structure_);
+  require(request.tables, request.table_count);
+  Partition& parted = scratch().partition;
+  partition(request, occurrences, nullptr, parted);
+  UniqueCheck unique(*this, request, parted, nullptr);
+  unique.run();
+  unique.end();
+  parted.is_unique = true;
+  PreparedKeys prepared;
+  prepared.group_ = this;
+  prepared.tables_.assign(request.tables, request.tables + request.table_count);
+  prepared.splits_.assign(request.splits, request.splits + request.table_count + 1);
+  // Taken from this thread, and given back by the push on it: neither allocates in steady state.
+  prepared.partition_ = std::move(parted);
+  return prepared;
+}
+
 TableGroup::UniqueCheck::UniqueCheck(const TableGroup& group, const Request& request, const Partition& partition, const bool* mask)
-    : request_(request), partition_(partition), groups_(mask == nullptr ? partition.groups() : 0), left_(groups_) {
+    : request_(request),
+      partition_(partition),
+      groups_(mask == nullptr && !partition.is_unique ? partition.groups() : 0),
+      left_(groups_) {
   if (mask != nullptr) group.check_unique(request);
 }
 

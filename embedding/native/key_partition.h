@@ -21,6 +21,7 @@ namespace embershard {
 // The request's keys by group of tablets that lie side by side; within a group in request order, so table after table.
 struct TableGroup::Partition {
   int group_bits = 0;
+  bool is_unique = false;          // whether its keys are known to differ
   std::vector<uint32_t> starts;    // groups + 1
   std::vector<uint32_t> order;     // position in the request
   std::vector<uint64_t> keys;
@@ -49,11 +50,35 @@ struct TableGroup::Partition {
   }
 };
 
+// A partition that was made, and looked through, before the gradients are there.
+class TableGroup::PreparedKeys {
+ public:
+  // Whether it is of this request to this group and has not been taken before; now it is.
+  bool take(const TableGroup& group, const Request& request) {
+    const int32_t* tables = request.tables;
+    const int64_t* splits = request.splits;
+    const bool fits = is_there_ && group_ == &group &&
+                      std::equal(tables_.begin(), tables_.end(), tables, tables + request.table_count) &&
+                      std::equal(splits_.begin(), splits_.end(), splits, splits + request.table_count + 1);
+    is_there_ = is_there_ && !fits;
+    return fits;
+  }
+
+ private:
+  friend class TableGroup;
+  const TableGroup* group_ = nullptr;
+  bool is_there_ = true;
+  Partition partition_;
+  std::vector<int32_t> tables_;
+  std::vector<int64_t> splits_;
+};
+
 // Looks for keys that stand twice, group by group, on all threads that will work on the partition. Runs of one group and table
 // stay in the nearest cache. No thread goes on before every group is looked through, so that a refused request changes nothing.
 class TableGroup::UniqueCheck {
  public:
-  // `mask`: as for the partition. If there is one, all keys are looked through here, those it leaves out too. Throws DuplicateKey.
+  // `mask`: as for the partition. If there is one, all keys are looked through here, those it leaves out too.
+  // Throws DuplicateKey.
   UniqueCheck(const TableGroup& group, const Request& request, const Partition& partition, const bool* mask);
 
   // Whether all keys differ.

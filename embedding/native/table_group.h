@@ -128,6 +128,8 @@ struct GivenRows {
 
 class TableGroup {
  public:
+  class PreparedKeys;
+
   // `kernels`: name of the kernel set, or empty for the best one.
   TableGroup(int tablet_bits, size_t threads, const std::string& kernels);
   ~TableGroup();
@@ -142,9 +144,14 @@ class TableGroup {
 
   // Rows of all keys, table after table, as `type`. A key may stand more than once.
   void lookup(const Request& request, AbsentRows absent, RowType type, void* out);
-  // `mask` (tablets() bools) or nullptr for all; `clicks`, one a key, or nullptr for none.
+  // `mask` (tablets() bools) or nullptr for all; `clicks`, one a key, or nullptr for none; `prepared`, if
+  // there is one, was taken for this request, and there is no mask.
   UpdateReport apply_gradients(const Request& request, const Gradients& gradients, const uint32_t* occurrences,
-                               const UpdateStep& step, const bool* mask, const uint32_t* clicks = nullptr);
+                               const UpdateStep& step, const bool* mask, const uint32_t* clicks = nullptr,
+                               PreparedKeys* prepared = nullptr);
+  // What apply_gradients does before it looks at a gradient, for all tablets: the keys of `request`, which differ, in the order
+  // of their groups. Throws DuplicateKey.
+  PreparedKeys prepare(const Request& request, const uint32_t* occurrences);
   // Rows set. New keys for which a full part finds no room are left out, the largest first.
   int64_t assign(const Request& request, const GivenRows& given, const bool* mask);
   int64_t erase(const Request& request, const bool* mask);

@@ -187,12 +187,17 @@ void TableGroup::widen_all(const Gradients& gradients, std::vector<float>& out) 
 }
 
 UpdateReport TableGroup::apply_gradients(const Request& request, const Gradients& given, const uint32_t* occurrences,
-                                         const UpdateStep& step, const bool* mask, const uint32_t* clicks) {
+                                         const UpdateStep& step, const bool* mask, const uint32_t* clicks,
+                                         PreparedKeys* prepared) {
   std::shared_lock structure(structure_);
   require(request.tables, request.table_count);
   Scratch& mine = scratch();
   Partition& parted = mine.partition;
-  partition(request, occurrences, mask, parted);
+  if (prepared != nullptr) {
+    parted = std::move(prepared->partition_);
+  } else {
+    partition(request, occurrences, mask, parted);
+  }
   std::vector<std::vector<BlockPlan>> plans;
   for (size_t t = 0; t < request.table_count; ++t) plans.push_back(table(request.tables[t]).plan(step));
   const size_t* offsets = value_offsets(request);

@@ -10,7 +10,7 @@ from embershard.embedding.native_table_group import NativeTableGroup
 from embershard.embedding.table_config import ColumnBlock, TableConfig
 from embershard.embedding.table_group import TableKeys, UpdateStep
 
-SIZES = (2, 100, 8191, 8192, 40_000, 131_072)
+SIZES = (2, 100, 255, 256, 8192, 40_000, 131_072)
 
 
 def group_and_keys(size: int, threads: int = 1) -> tuple[NativeTableGroup, np.ndarray]:

@@ -61,7 +61,10 @@ class DictionaryTables:
         ]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
-    def apply_gradients(self, request, gradients, occurrences, step, tablets=None, clicks=None):
+    def prepare(self, request, occurrences):
+        return request
+
+    def apply_gradients(self, request, gradients, occurrences, step, tablets=None, clicks=None, prepared=None):
         start, updates, touched = 0, {}, set()
         for i, (name, part) in enumerate(
             zip(request.tables, split_rows(request, gradients, self.dims(request)), strict=True)
