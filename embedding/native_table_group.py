@@ -179,12 +179,13 @@ class NativeTableGroup:
         check_step(step)
         ids, _ = self._ids_of(request.tables)
         native_step = _native.UpdateStep(step.examples, step.step, step.now, step.lr_scale, step.unit, step.batch)
+        typed = _typed(gradients)
         try:
             updates, refused = self._group.apply_gradients(
                 ids,
                 request.keys,
                 request.splits,
-                *_typed(gradients),
+                *typed,
                 occurrences,
                 native_step,
                 tablets,
@@ -203,10 +204,7 @@ class NativeTableGroup:
     def prepare(self, request: TableKeys, occurrences: npt.NDArray[np.uint32]) -> _native.PreparedKeys:
         """See `TableGroup.prepare`."""
         ids, _ = self._ids_of(request.tables)
-        try:
-            return self._group.prepare(ids, request.keys, request.splits, occurrences)
-        except KeyError as error:
-            raise _duplicate(error, request) from None
+        return self._group.prepare(ids, request.keys, request.splits, occurrences)
 
     def assign(
         self,

@@ -238,7 +238,7 @@ class TableGroup(Protocol):
     def prepare(self, request: TableKeys, occurrences: npt.NDArray[np.uint32]) -> object:
         """What `apply_gradients` does before it needs the gradients, done while they are on their way; changes nothing.
 
-        Raises: UnknownTableError, DuplicateKeyError."""
+        Raises: UnknownTableError."""
 
     def assign(
         self,

@@ -22,7 +22,6 @@ void TableGroup::partition(const Request& request, const uint32_t* occurrences, 
   int bits = 0;
   while (bits < tablet_bits_ && (n >> (bits + 1)) >= wanted) ++bits;
   partition.group_bits = bits;
-  partition.is_unique = false;
   partition.starts.assign((size_t{1} << bits) + 1, 0);
   uint32_t* starts = partition.starts.data();
   partition.key_counts.assign(tablets(), 0);
@@ -58,10 +57,6 @@ TableGroup::PreparedKeys TableGroup::prepare(const Request& request, const uint3
   require(request.tables, request.table_count);
   Partition& parted = scratch().partition;
   partition(request, occurrences, nullptr, parted);
-  UniqueCheck unique(*this, request, parted, nullptr);
-  unique.run();
-  unique.end();
-  parted.is_unique = true;
   PreparedKeys prepared;
   prepared.group_ = this;
   prepared.tables_.assign(request.tables, request.tables + request.table_count);
@@ -74,7 +69,7 @@ TableGroup::PreparedKeys TableGroup::prepare(const Request& request, const uint3
 TableGroup::UniqueCheck::UniqueCheck(const TableGroup& group, const Request& request, const Partition& partition, const bool* mask)
     : request_(request),
       partition_(partition),
-      groups_(mask == nullptr && !partition.is_unique ? partition.groups() : 0),
+      groups_(mask == nullptr ? partition.groups() : 0),
       left_(groups_) {
   if (mask != nullptr) group.check_unique(request);
 }

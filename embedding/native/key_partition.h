@@ -21,7 +21,6 @@ namespace embershard {
 // The request's keys by group of tablets that lie side by side; within a group in request order, so table after table.
 struct TableGroup::Partition {
   int group_bits = 0;
-  bool is_unique = false;          // whether its keys are known to differ
   std::vector<uint32_t> starts;    // groups + 1
   std::vector<uint32_t> order;     // position in the request
   std::vector<uint64_t> keys;
@@ -50,7 +49,7 @@ struct TableGroup::Partition {
   }
 };
 
-// A partition that was made, and looked through, before the gradients are there.
+// A partition that was made before the gradients are there.
 class TableGroup::PreparedKeys {
  public:
   // Whether it is of this request to this group and has not been taken before; now it is.

@@ -149,8 +149,7 @@ class TableGroup {
   UpdateReport apply_gradients(const Request& request, const Gradients& gradients, const uint32_t* occurrences,
                                const UpdateStep& step, const bool* mask, const uint32_t* clicks = nullptr,
                                PreparedKeys* prepared = nullptr);
-  // What apply_gradients does before it looks at a gradient, for all tablets: the keys of `request`, which differ, in the order
-  // of their groups. Throws DuplicateKey.
+  // The partition of a push to all tablets, made before its gradients are there.
   PreparedKeys prepare(const Request& request, const uint32_t* occurrences);
   // Rows set. New keys for which a full part finds no room are left out, the largest first.
   int64_t assign(const Request& request, const GivenRows& given, const bool* mask);

@@ -330,7 +330,10 @@ def test_prepared_keys_serve_one_push_of_their_request():
     assert groups[0].lookup(KEYS).tobytes() == groups[1].lookup(KEYS).tobytes()
     with pytest.raises(ValueError, match="prepared"):
         groups[0].apply_gradients(KEYS, push.gradients, once, UpdateStep(), prepared=prepared)
+    twice = TableKeys.of("wide", np.repeat(KEYS.keys[:10_000], 2))
+    prepared = groups[0].prepare(twice, once)
     with pytest.raises(DuplicateKeyError):
-        groups[0].prepare(TableKeys.of("wide", np.repeat(KEYS.keys, 2)), np.ones(2 * len(KEYS.keys), np.uint32))
+        groups[0].apply_gradients(twice, push.gradients, once, UpdateStep(), prepared=prepared)
+    assert groups[0].lookup(KEYS).tobytes() == groups[1].lookup(KEYS).tobytes()
     with pytest.raises(UnknownTableError):
         groups[0].prepare(TableKeys.of("slim", KEYS.keys), once)
