@@ -1,10 +1,14 @@
-"""Work of ours on torch's OpenMP threads."""
+"""Work of ours on torch's OpenMP threads, and work of torch's without them."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+
+import torch
 
 from ..embedding.batch_rows import set_batch_threads, use_openmp
 
@@ -19,6 +23,20 @@ def pool_on_torch_threads(threads: int) -> bool:
     if address is not None:
         use_openmp(address)
     return address is not None
+
+
+@contextmanager
+def on_one_thread() -> Iterator[None]:
+    """torch works on the calling thread alone meanwhile.
+
+    For small work beside threads of ours: after a parallel region torch's threads spin on the cores for a while.
+    Thread safety: the setting is the process's; another thread's torch work may find it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from ..datasets.argument_checks import whole_number
@@ -16,10 +16,13 @@ from .embedding_collection import EmbeddingCollection
 from .embedding_output import EmbeddingOutput
 from .pulled_rows import KeyedBatch, PulledRows
 from .tensor_batch import TensorBatch
-from .thread_priority import yield_to_the_step
+from .thread_priority import YieldingThread
 
 PREPARED_AHEAD = 6
 """De-duplicated batches that wait for their pull; enough to even out a reader that decodes many batches at a time."""
+
+RESTING_AHEAD = 2
+"""So many batches waiting let the reader leave all busy cores to the step."""
 
 READER_PATIENCE_SECONDS = 10.0
 """How long leaving a loop waits for a reader that is inside its source."""
@@ -171,6 +174,7 @@ class _Pipeline:
         self._answers: SimpleQueue[_Ready | _PushedAgain | _Failure | None] = SimpleQueue()
         self._open_calls = 0
         self._stopping = threading.Event()
+        self._reading = YieldingThread()
         self._reader = threading.Thread(target=self._read, args=(batches,), name="prefetch-reader", daemon=True)
         self._lane = threading.Thread(target=self._exchange, name="prefetch-lane", daemon=True)
         self._reader.start()
@@ -200,7 +204,8 @@ class _Pipeline:
         self._prepared.put(None)
         self._calls.put(_Stop())
         self._lane.join()
-        self._reader.join(READER_PATIENCE_SECONDS)
+        with self._reading.awaited():
+            self._reader.join(READER_PATIENCE_SECONDS)
 
     def raise_lost_push(self) -> None:
         """After `close`. Raises: what the store raised, if a push that was made is lost by it."""
@@ -218,13 +223,15 @@ class _Pipeline:
         return answer
 
     def _read(self, batches: Iterable[FeatureBatch]) -> None:
-        yield_to_the_step()
+        self._reading.begin()
         iterator: Iterator[FeatureBatch] = iter(())
         end: _Failure | None = None
         try:
             iterator = iter(batches)
             while True:
                 self._room.acquire()
+                if self._prepared.qsize() >= RESTING_AHEAD:
+                    self._reading.rest()
                 if self._stopping.is_set() or (batch := next(iterator, None)) is None:
                     break
                 self._prepared.put(self._embeddings.prepare(batch))
@@ -245,7 +252,7 @@ class _Pipeline:
                 continue
             keyed, failure = None, None
             if not ended and not self._stopping.is_set() and (push is None or push.pulls):
-                item = self._prepared.get()
+                item = self._next_prepared()
                 self._room.release()
                 if isinstance(item, KeyedBatch):
                     keyed = item
@@ -258,6 +265,13 @@ class _Pipeline:
                 self._answers.put(_Failure(error, lost_push=push is not None))
             else:
                 self._answers.put(failure or ready)
+
+    def _next_prepared(self) -> KeyedBatch | _Failure | None:
+        try:
+            return self._prepared.get_nowait()
+        except Empty:
+            with self._reading.awaited():
+                return self._prepared.get()
 
     def _call(self, push: _BatchPush | None, keyed: KeyedBatch | None) -> _Ready | _PushedAgain | None:
         if push is None and keyed is None:

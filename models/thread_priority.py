@@ -5,19 +5,88 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 
 YIELD = 10
 
 
-def yield_to_the_step() -> None:
-    """Make the calling thread run where the step leaves a core idle, as far as the system can tell threads apart.
+class YieldingThread:
+    """A thread that works ahead of the step and leaves it the cores: `begin` and `rest` are its own calls.
 
     A parallel region of torch is as slow as its slowest thread, so a thread that takes one of its cores for a moment
-    holds up all of them. Linux only (a thread has a nice value of its own there); elsewhere nothing is changed."""
-    if sys.platform != "linux":
-        return
-    thread = threading.get_native_id()
-    try:
-        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + YIELD)
-    except OSError:
-        return  # a sandbox may forbid it; the thread only competes then
+    holds up all of them. From `begin` on the thread has a lower priority, and after `rest` it runs only where a core is
+    idle (SCHED_IDLE), until somebody waits for it. The latter needs the right to undo it, which root has. Linux only (a
+    thread has a priority of its own there); elsewhere, or where a sandbox forbids it, the thread only competes.
+
+    Thread safety: `awaited` belongs to one other thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+        self._is_resting = False
+        self._is_awaited = False
+
+    def begin(self) -> None:
+        """Lower the calling thread's priority."""
+        if sys.platform != "linux":
+            return
+        thread = threading.get_native_id()
+        try:
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + YIELD)
+        except OSError:
+            return
+        if _can_stop_resting():
+            self._thread = thread
+
+    def rest(self) -> None:
+        """Run only where a core is idle, unless somebody waits: there is work ahead."""
+        with self._lock:
+            if not self._is_awaited:
+                self._set_resting(True)
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """While somebody waits for the thread: it does not rest."""
+        with self._lock:
+            self._is_awaited = True
+            self._set_resting(False)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_awaited = False
+
+    def _set_resting(self, resting: bool) -> None:
+        if sys.platform != "linux" or self._thread is None or self._is_resting == resting:
+            return
+        try:
+            os.sched_setscheduler(self._thread, os.SCHED_IDLE if resting else os.SCHED_OTHER, os.sched_param(0))
+        except OSError:
+            self._thread = None  # it has ended
+        else:
+            self._is_resting = resting
+
+
+@cache
+def _can_stop_resting() -> bool:
+    """Whether a thread of this process may enter SCHED_IDLE and leave it again; tried by one made for it."""
+    done: list[bool] = []
+
+    def go_and_return() -> None:
+        if sys.platform != "linux":
+            return
+        try:
+            if os.sched_getscheduler(0) != os.SCHED_OTHER:
+                return
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        except OSError:
+            return
+        done.append(True)
+
+    attempt = threading.Thread(target=go_and_return, name="priority-trial")
+    attempt.start()
+    attempt.join()
+    return bool(done)

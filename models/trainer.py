@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import nn
 
@@ -12,10 +14,14 @@ from .embedding_collection import EmbeddingCollection
 from .embedding_output import EmbeddingOutput
 from .evaluation import loss_of
 from .model_factory import build_dense_optimizer
+from .openmp_threads import on_one_thread
 from .tensor_batch import TensorBatch
 from .train_result import Checkpoints, TrainObserver, TrainResult
 from .trainer_state import TrainerState
 from .training_run import TrainingRun
+
+SMALL_DENSE = 1 << 18
+"""Models of so many parameters are stepped on one thread: the push's threads, at work then, want the other cores."""
 
 
 class Trainer:
@@ -41,6 +47,7 @@ class Trainer:
         self.config = config or TrainConfig()
         self.rows = embeddings.optimizer()
         self.dense = build_dense_optimizer((optimizer or OptimizerConfig()).dense, model)
+        self._is_small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL_DENSE
 
     def fit(
         self,
@@ -80,7 +87,8 @@ class Trainer:
             torch.nn.utils.clip_grad_norm_([*self.model.parameters(), *self.rows.parameters()], config.clip_norm)
         self.rows.step()
         if self.dense is not None:
-            self.dense.step()
+            with on_one_thread() if self._is_small else nullcontext():
+                self.dense.step()
             self.dense.zero_grad()
         self.rows.zero_grad()
         return loss.detach()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
@@ -18,7 +21,8 @@ from embershard.embedding.table_config import Sgd, Zeros
 from embershard.embedding.table_group import TableKeys
 from embershard.feature_map.batch import FeatureBatch
 from embershard.models.embedding_collection import EmbeddingCollection
-from embershard.models.prefetch_pipeline import prefetch
+from embershard.models.prefetch_pipeline import PREPARED_AHEAD, prefetch
+from embershard.models.thread_priority import _can_stop_resting
 from embershard.ps_server import LocalStore, StalenessLimit
 
 USER = Features.of(user="sum")
@@ -304,6 +308,43 @@ def test_wrong_features_are_refused_in_the_loop() -> None:
 def test_a_loop_that_is_never_started_starts_no_thread() -> None:
     _, embeddings = collection()
     prefetch(numbered(3), embeddings)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread has a priority of its own on Linux only")
+def test_the_reader_rests_while_batches_wait_and_not_while_the_loop_waits_for_it() -> None:
+    if not _can_stop_resting():
+        pytest.skip("this process may not leave SCHED_IDLE again")
+    _, embeddings = collection()
+    readers: list[int] = []
+    policies: list[int] = []
+    slow, waiting = threading.Event(), threading.Event()
+
+    def source() -> Iterator[FeatureBatch]:
+        readers.append(threading.get_native_id())
+        for index, batch in enumerate(numbered(20)):
+            policies.append(os.sched_getscheduler(0))
+            if index == 8:
+                waiting.set()
+                assert slow.wait(30)
+            yield batch
+
+    loop = prefetch(source(), embeddings, 0, synchronous_steps=0)
+    next(loop)
+    deadline = time.monotonic() + 30
+    while len(policies) < 1 + PREPARED_AHEAD and time.monotonic() < deadline:
+        time.sleep(0.001)  # the reader goes as far ahead as it may
+    assert policies[0] == os.SCHED_OTHER
+    assert policies[PREPARED_AHEAD - 1] == os.SCHED_IDLE
+    ended = threading.Thread(target=lambda: list(loop))
+    ended.start()
+    assert waiting.wait(30)
+    while os.sched_getscheduler(readers[0]) != os.SCHED_OTHER and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert os.sched_getscheduler(readers[0]) == os.SCHED_OTHER
+    slow.set()
+    ended.join(30)
+    assert not ended.is_alive()
+    assert len(policies) == 20
 
 
 class BusyStore(RecordingStore):

@@ -6,27 +6,98 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
+import torch
 
 from embershard.models.openmp_spin import SPIN_COUNT
-from embershard.models.thread_priority import YIELD, yield_to_the_step
+from embershard.models.openmp_threads import on_one_thread
+from embershard.models.thread_priority import YIELD, YieldingThread, _can_stop_resting
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="a thread has a priority of its own on Linux only")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a thread has a priority of its own on Linux only")
+def in_a_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@LINUX
 def test_only_the_calling_thread_yields() -> None:
     own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     found: list[int] = []
 
     def work() -> None:
-        yield_to_the_step()
+        YieldingThread().begin()
         found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    in_a_thread(work)
     assert found == [min(own + YIELD, 19)]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
+
+
+@LINUX
+def test_a_thread_rests_while_nobody_waits_for_it_and_not_while_somebody_does() -> None:
+    if not _can_stop_resting():
+        pytest.skip("this process may not leave SCHED_IDLE again")
+    found: list[int] = []
+
+    def work() -> None:
+        yielding = YieldingThread()
+        yielding.begin()
+        for rests in (False, True):
+            if rests:
+                yielding.rest()
+            found.append(os.sched_getscheduler(0))
+        with yielding.awaited():
+            found.append(os.sched_getscheduler(0))
+            yielding.rest()
+            found.append(os.sched_getscheduler(0))
+        yielding.rest()
+        found.append(os.sched_getscheduler(0))
+
+    in_a_thread(work)
+    assert found == [os.SCHED_OTHER, os.SCHED_IDLE, os.SCHED_OTHER, os.SCHED_OTHER, os.SCHED_IDLE]
+
+
+@LINUX
+def test_where_a_sandbox_forbids_it_a_thread_only_competes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError("not here")
+
+    _can_stop_resting.cache_clear()
+    try:
+        monkeypatch.setattr(os, "sched_setscheduler", forbidden)
+        yielding = YieldingThread()
+        in_a_thread(yielding.begin)
+        yielding.rest()
+        with yielding.awaited():
+            pass
+        monkeypatch.setattr(os, "setpriority", forbidden)
+        in_a_thread(YieldingThread().begin)
+        assert not _can_stop_resting()
+    finally:
+        _can_stop_resting.cache_clear()
+
+
+def test_one_thread_of_torch_is_for_the_time_of_the_block() -> None:
+    before, found = torch.get_num_threads(), []
+
+    def fail() -> None:
+        with on_one_thread():
+            found.append(torch.get_num_threads())
+            raise ValueError("inside")
+
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(ValueError, match="inside"):
+            fail()
+        assert found == [1]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

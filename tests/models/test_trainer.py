@@ -54,6 +54,24 @@ def feature_map() -> es.FeatureMap:
     )
 
 
+@pytest.mark.parametrize("limit", [1 << 18, 1])
+def test_a_small_model_is_stepped_on_one_thread(clicks: Path, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embershard.models.trainer.SMALL_DENSE", limit)
+    before, found = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        with es.LocalStore() as store:
+            embeddings = build_embeddings(MODEL, OPTIMIZER, feature_map(), store, device="cpu")
+            trainer = Trainer(build_model(MODEL, feature_map()), embeddings, TrainConfig(batch_size=2048), OPTIMIZER)
+            assert trainer.dense is not None
+            trainer.dense.register_step_post_hook(lambda *_: found.append(torch.get_num_threads()))
+            trainer.fit(es.ClickLog(clicks))
+        assert set(found) == {1 if limit > 1 else 2}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 class MemoryCheckpoints:
     """Keeps states and rows in memory."""
 
