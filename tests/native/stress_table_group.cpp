@@ -5,11 +5,13 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "key_partition.h"
 #include "table_group.h"
 
 using namespace embershard;
@@ -91,6 +93,8 @@ int main() {
   std::vector<uint64_t> keys(kKeys);
   for (size_t i = 0; i < kKeys; ++i) keys[i] = i < 500 ? i : seeds();  // raw and mixed keys
   keys[0] = UINT64_MAX;
+  std::vector<uint64_t> many(10'000);  // enough for the table threads
+  for (uint64_t& key : many) key = seeds();
   std::atomic<bool> done{false};
   std::atomic<uint32_t> now{1};
   std::vector<std::atomic<uint32_t>> pushed(kKeys);
@@ -115,8 +119,10 @@ int main() {
         const std::vector<uint32_t> occurrences(kBatch * all.size(), 1);
         UpdateStep step;
         step.now = now.fetch_add(1);
-        const UpdateReport report =
-            group.apply_gradients(call.request(), given, occurrences.data(), step, nullptr, occurrences.data());
+        TableGroup::PreparedKeys prepared;
+        if (push % 3 == 0) prepared = group.prepare(call.request(), occurrences.data());
+        const UpdateReport report = group.apply_gradients(call.request(), given, occurrences.data(), step, nullptr,
+                                                          occurrences.data(), push % 3 == 0 ? &prepared : nullptr);
         expect(report.tables[0].applied == static_cast<int64_t>(kBatch), "every key of a push is applied");
       }
     });
@@ -144,7 +150,9 @@ int main() {
     std::mt19937_64 random(99);
     ExpiryCursor cursor;
     while (!done.load()) {
-      group.expire(all, now.load(), 100, true, cursor);
+      std::unique_ptr<bool[]> some(new bool[group.tablets()]);
+      for (size_t i = 0; i < group.tablets(); ++i) some[i] = random() % 2 == 0;
+      group.expire(all, now.load(), 100, true, random() % 2 == 0 ? some.get() : nullptr, cursor);
       std::vector<TableRows> rows;
       const size_t tablet = random() % group.tablets();
       group.snapshot(tablet, all, random() % 2 == 0, group.cut(tablet) - 1, rows);
@@ -154,8 +162,9 @@ int main() {
       std::vector<uint64_t> counts(group.tablets());
       group.push_counts(counts.data());
       const int32_t temporary = group.add_table(spec_of(OptimizerKind::sgd, 2, RowType::float32));
-      const std::vector<float> weights(40, 1.0F);
+      const std::vector<float> weights(20'000, 1.0F);
       group.assign(Call({temporary}, sample(random, keys, 20)).request(), {weights.data(), nullptr, false, 1}, nullptr);
+      group.assign(Call({temporary}, many).request(), {weights.data(), nullptr, true, 2}, nullptr);
       group.drop_table(temporary);
     }
   });
