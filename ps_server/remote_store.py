@@ -32,7 +32,7 @@ from .shard_checkpoint import begin_checkpoint, commit_checkpoint
 from .shard_link import ExchangeBytes, ShardLink
 from .shard_status import ShardStatus, decode_status
 from .snapshot_wire import decode_snapshot, encode_restore, encode_snapshot
-from .tablets import TabletMask
+from .tablets import TabletMask, check_mask
 from .wire import encode_mask, encode_token, exchange_message
 from .wire_calls import (
     decode_stats,
@@ -167,7 +167,9 @@ class RemoteStore:
         max_rows: rows that each shard looks at; the next call goes on after them. None: all rows.
         tablets:  (2^t,) instead, the tablets whose rows are looked at.   Raises: ValueError."""
         with self._turn():
-            token, mask = encode_token(self._tokens.next()), b"" if tablets is None else encode_mask(tablets)
+            # Here too: bits say nothing of how many flags they stand for, and no bits at all mean every tablet.
+            mask = b"" if tablets is None else encode_mask(check_mask(tablets, self.tablet_bits, "evict"))
+            token = encode_token(self._tokens.next())
             replies = self._calls.everywhere(
                 "Evict",
                 lambda header: pb.EvictRequest(header=header, token=token, now=now, max_rows=max_rows, tablets=mask),

@@ -37,7 +37,7 @@ from .mutation import (
     RaiseLowestLease,
     RefusePush,
 )
-from .tablets import TabletMask, keys_per_tablet, tablets_of
+from .tablets import TabletMask, check_mask, keys_per_tablet, tablets_of
 from .unit_memory import UnitMemory, Verdict
 
 
@@ -288,11 +288,7 @@ class Shard:
         if not isinstance(now, int | np.integer) or not 0 <= now < 1 << 32:
             raise ValueError(f"expected whole seconds 0 <= now < 2^32, got {now!r} (evict)")
         if tablets is not None:
-            mask = np.asarray(tablets)
-            if mask.shape != (1 << self.tablet_bits,) or mask.dtype != np.bool_:
-                raise ValueError(
-                    f"expected ({1 << self.tablet_bits},) bool tablets, got {mask.shape} {mask.dtype} (evict)"
-                )
+            tablets = check_mask(tablets, self.tablet_bits, "evict")
         if max_rows is not None and max_rows < 1:
             raise ValueError(f"expected max_rows of at least 1, got {max_rows} (evict)")
         if not self._memory.judge(token, self._owned).fresh.any():

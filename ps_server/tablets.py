@@ -18,6 +18,14 @@ def check_tablet_bits(tablet_bits: int) -> int:
     return tablet_bits
 
 
+def check_mask(tablets: TabletMask, tablet_bits: int, what: str) -> TabletMask:
+    """`tablets`, if it is one flag for each tablet. Raises: ValueError naming `what` takes them."""
+    mask = np.asarray(tablets)
+    if mask.shape != (1 << tablet_bits,) or mask.dtype != np.bool_:
+        raise ValueError(f"expected ({1 << tablet_bits},) bool tablets, got {mask.shape} {mask.dtype} ({what})")
+    return mask
+
+
 def tablets_of(keys: npt.NDArray[np.uint64], tablet_bits: int) -> npt.NDArray[np.intp]:
     """(n,) tablet of each of `keys`."""
     if tablet_bits == 0:

@@ -303,10 +303,17 @@ def test_an_eviction_of_some_tablets_looks_at_all_rows_of_these_alone(store):
     assert sum(rest) == len(left)
     with pytest.raises(ValueError, match="expected max_rows or tablets, got both"):
         store.evict(0, max_rows=4, tablets=tablets)
-    with pytest.raises(
-        ValueError, match=r"expected \(16,\) bool tablets, got \(32,\)|expected a tablet mask of 2 bytes, got 4"
-    ):
-        store.evict(0, tablets=np.ones(32, np.bool_))
+
+
+@pytest.mark.parametrize("size", [0, 15, 32])
+@pytest.mark.parametrize("dtype", [np.bool_, np.int64, np.float64])
+def test_an_eviction_of_other_tablets_than_there_are_removes_nothing(store, size, dtype):
+    store.ensure_tables([AD])
+    store.exchange(make_push(TableKeys.of("ad", keys_of(*range(90))), np.zeros(180)), None)
+    got = rf"got \({size},\) {np.dtype(dtype)} \(evict\)"
+    with pytest.raises(ValueError, match=rf"expected \(16,\) bool tablets, {got}"):
+        store.evict(0, tablets=np.ones(size, dtype))
+    assert store.stats()["ad"].rows == 90
 
 
 @pytest.mark.parametrize("now", [-1, 1 << 32])
