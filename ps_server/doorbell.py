@@ -15,6 +15,7 @@ import stat
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 
@@ -30,6 +31,9 @@ REPLY_ROOM = 4 << 20
 """Behind the request, for the reply's message; its rows have room elsewhere."""
 LONGEST_POLL = 1 << 30
 Memory = npt.NDArray[np.uint8]
+
+
+_client_bells: weakref.WeakSet[ClientBell] = weakref.WeakSet()
 
 
 class Ending(IntEnum):
@@ -67,6 +71,7 @@ class ClientBell:
             os.close(self._ring)
             raise
         self._open = [self._of_shard, self._ring, self._answer, self._from_shard]
+        _client_bells.add(self)
         self._poll = select.poll()
         self._poll.register(self._answer, select.POLLIN)
         self.is_connected = False
@@ -113,9 +118,8 @@ class ClientBell:
 
     def close(self) -> None:
         """Let go of the pipes; the shard's end sees it."""
-        for file in self._open:
-            os.close(file)
-        self._open.clear()
+        while self._open:
+            os.close(self._open.pop())
 
 
 class Doorbells:
@@ -245,6 +249,15 @@ def _open_pipe(process: int, descriptor: int, mode: int, opened: contextlib.Exit
         raise OSError(f"expected a pipe of this user at descriptor {descriptor}, got something else")
     return file
 
+
+def _close_in_child() -> None:
+    # A forked process makes no calls, but as long as its copies are open neither side would miss the other.
+    for bell in list(_client_bells):
+        bell.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
 
 Serve = Callable[[bytes, ShardBell], tuple[Ending, bytes]]
 """How a request ended, of whose arrays the bell may not have got all yet."""

@@ -140,15 +140,16 @@ class ShardLink:
 
         reply_bytes: of its rows.   in_memory: it may use the shared memory; no other exchange of the link does until
         its rows are taken."""
-        begin = time.monotonic()
+        begin, tries = time.monotonic(), 0
         size = reply_bytes + sum(size_of(array) for _, array in arrays)
         if self._shares_memory and in_memory and size >= SHARED_BYTES:
             answer = self._exchange_in_memory(small, arrays, reply_bytes)
             if answer is not None:
                 return answer
+            tries = int(small.HasField("shared"))
             small.ClearField("shared")
-        left = max(self.patience.call_seconds - (time.monotonic() - begin), 0.0)
-        return ExchangeBytes(self.call("Exchange", join_message(small, arrays), left, reply_bytes=reply_bytes))
+        data = join_message(small, arrays)
+        return ExchangeBytes(self.call("Exchange", data, reply_bytes=reply_bytes, begin=begin, tries=tries))
 
     def _exchange_in_memory(
         self, small: pb.ExchangeRequest, arrays: list[tuple[int, Packed]], reply_bytes: int
@@ -215,6 +216,10 @@ class ShardLink:
             self._shares_memory = error.code() in _TRANSIENT
             block.close()
             return None
+        except BaseException:
+            # Nobody closes its descriptors else, and the shard would wait at its bell for ever.
+            block.close()
+            raise
         shared = parse(reply, pb.Count()).count
         if shared:
             self._block = block
@@ -233,17 +238,26 @@ class ShardLink:
             self._block.close()
             self._block = None
 
-    def call(self, method: str, data: bytes, seconds: float | None = None, *, reply_bytes: int = 0) -> bytes:
+    def call(
+        self,
+        method: str,
+        data: bytes,
+        seconds: float | None = None,
+        *,
+        reply_bytes: int = 0,
+        begin: float | None = None,
+        tries: int = 0,
+    ) -> bytes:
         """The reply to one call, tried until `seconds` are over; its bytes, and so its token, stay the same.
 
-        reply_bytes: what is expected of the reply's arrays.
+        reply_bytes: what is expected of the reply's arrays.   begin, tries: since when, and how often, it was tried.
         Raises: the shard's refusal; StoreUnavailableError after the last try."""
-        begin = time.monotonic()
+        begin = time.monotonic() if begin is None else begin
         until = begin + (self.patience.call_seconds if seconds is None else seconds)
         chunked = max(len(data), reply_bytes + chunks.CHUNK_BYTES) > chunks.LARGE_BYTES
         megabytes = (len(data) + reply_bytes) / 1e6
         most = self.patience.attempt_seconds + megabytes * self.patience.seconds_per_megabyte
-        tries, told = 0, None
+        told = None
         while True:
             tries += 1
             timeout = max(min(until - time.monotonic(), most), 0.001)

@@ -45,17 +45,17 @@ class ClientBlock:
 
     def __init__(self) -> None:
         self.number = secrets.randbits(63) | 1
-        self._file = os.memfd_create("embershard", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self._file, BLOCK_BYTES)
-        fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        self._bytes = np.frombuffer(mmap.mmap(self._file, BLOCK_BYTES), np.uint8)
-        self._bytes[:8] = np.array([self.number], "<u8").view(np.uint8)
         # Of the arrays that were placed last: where they end, and those that are not written yet.
         self._end = HEADER_BYTES
         self._unwritten: dict[Piece, list[tuple[Packed, npt.NDArray[np.uint8]]]] = {}
+        self._file = os.memfd_create("embershard", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
+            os.ftruncate(self._file, BLOCK_BYTES)
+            fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self._bytes = np.frombuffer(mmap.mmap(self._file, BLOCK_BYTES), np.uint8)
+            self._bytes[:8] = np.array([self.number], "<u8").view(np.uint8)
             self.bell = ClientBell()
-        except OSError:
+        except BaseException:
             os.close(self._file)
             raise
 

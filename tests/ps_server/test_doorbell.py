@@ -1,7 +1,9 @@
 """Exchanges called by doorbell: the same answers and errors as through the socket, and nothing that waits for ever."""
 
 import contextlib
+import mmap
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -170,6 +172,21 @@ def test_shard_that_does_not_answer_is_asked_through_the_socket_within_its_time(
         assert store.exchange(push_of(0), None).report.duplicate == 16
 
 
+def test_shard_that_never_answers_is_told_with_all_the_time_and_tries_it_had(tmp_path, monkeypatch):
+    silent = threading.Event()
+    with shard_and_store(tmp_path) as (server, store):
+        store._links.link(0).patience = Patience(call_seconds=0.6, attempt_seconds=5)
+
+        def stand_still(data, bell=None):
+            silent.wait(10)
+            return b""
+
+        monkeypatch.setattr(server.service, "_exchange", stand_still)
+        with pytest.raises(StoreUnavailableError, match=r"did not answer Exchange in 0\.6 s and 2 tries"):
+            store.exchange(push_of(0), None)
+        silent.set()
+
+
 def test_shard_that_stops_ends_the_running_call_and_answers_no_other(tmp_path, monkeypatch):
     with shard_and_store(tmp_path) as (server, store):
         push, inside, go_on = server.service._durable.push, threading.Event(), threading.Event()
@@ -303,6 +320,76 @@ def test_client_that_is_killed_leaves_no_thread_and_no_memory(tmp_path):
             other.kill()
         wait_until(lambda: len(server.service.doorbells) == 1)
         wait_until(lambda: len(server.service.shared_blocks) == 1)
+
+
+FORKING = """
+import os, sys, time
+import numpy as np
+from embershard.embedding.store import Pull
+from embershard.embedding.table_group import TableKeys
+from embershard.ps_server.client import connect
+store = connect(sys.argv[1])
+store.exchange(None, Pull(TableKeys.of("wide", np.arange(20_000, dtype=np.uint64))))
+child = os.fork()
+if child == 0:
+    time.sleep(20)
+    os._exit(0)
+print(child, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.process
+def test_child_of_a_client_that_is_killed_keeps_neither_its_thread_nor_its_memory(tmp_path):
+    with shard_and_store(tmp_path) as (server, _):
+        command = [sys.executable, "-W", "ignore", "-c", FORKING, server.address]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            child = int(other.stdout.readline())
+            assert len(server.service.doorbells) == 2
+            other.kill()
+        try:
+            wait_until(lambda: len(server.service.doorbells) == 1)
+            assert len(server.service.shared_blocks) == 1
+            os.kill(child, 0)  # it still runs
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_connection_stopped_while_it_shows_its_memory_leaves_nothing_open(tmp_path, monkeypatch):
+    attempt = ShardLink._try
+
+    def interrupt(link, method, data, timeout):
+        reply = attempt(link, method, data, timeout)
+        if method == "ShareMemory":
+            raise KeyboardInterrupt
+        return reply
+
+    with shard_and_store(tmp_path) as (server, _), connect(server.address) as other:
+        other.exchange(None, Pull(TableKeys.of("wide", KEYS.keys[:10])))
+        before = open_files()
+        with monkeypatch.context() as patch:
+            patch.setattr(ShardLink, "_try", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                other.exchange(None, Pull(KEYS))
+        wait_until(lambda: len(server.service.doorbells) == 1)
+        wait_until(lambda: open_files() <= before + 1)  # the pipe that tells all bells to stop
+        other.exchange(None, Pull(KEYS))
+
+
+def test_block_that_cannot_be_mapped_leaves_nothing_open(monkeypatch):
+    def refuse(*_):
+        raise OSError(12, "no address space")
+
+    before = open_files()
+    with monkeypatch.context() as patch:
+        patch.setattr(mmap, "mmap", refuse)
+        with pytest.raises(OSError, match="address space"):
+            ClientBlock()
+    assert open_files() == before
 
 
 def test_prepared_keys_serve_one_push_of_their_request():
