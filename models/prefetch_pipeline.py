@@ -223,10 +223,10 @@ class _Pipeline:
         return answer
 
     def _read(self, batches: Iterable[FeatureBatch]) -> None:
-        self._reading.begin()
         iterator: Iterator[FeatureBatch] = iter(())
         end: _Failure | None = None
         try:
+            self._reading.begin()
             iterator = iter(batches)
             while True:
                 self._room.acquire()
@@ -237,12 +237,15 @@ class _Pipeline:
                 self._prepared.put(self._embeddings.prepare(batch))
         except BaseException as error:
             end = _Failure(error)
-        finally:
+        try:
+            self._reading.end()
             # A generator is closed in the thread that ran it, so that its own threads and files go with it.
             close = getattr(iterator, "close", None)
             if close is not None:
                 close()
-            self._prepared.put(end)
+        except BaseException as error:
+            end = end or _Failure(error)
+        self._prepared.put(end)
 
     def _exchange(self) -> None:
         ended, broken = False, None

@@ -13,7 +13,7 @@ YIELD = 10
 
 
 class YieldingThread:
-    """A thread that works ahead of the step and leaves it the cores: `begin` and `rest` are its own calls.
+    """A thread that works ahead of the step and leaves it the cores: `begin`, `rest` and `end` are its own calls.
 
     A parallel region of torch is as slow as its slowest thread, so a thread that takes one of its cores for a moment
     holds up all of them. From `begin` on the thread has a lower priority, and after `rest` it runs only where a core is
@@ -45,6 +45,12 @@ class YieldingThread:
         with self._lock:
             if not self._is_awaited:
                 self._set_resting(True)
+
+    def end(self) -> None:
+        """Rest no more. To be called before the thread ends: its number may be another one's soon."""
+        with self._lock:
+            self._set_resting(False)
+            self._thread = None
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
@@ -87,6 +93,9 @@ def _can_stop_resting() -> bool:
         done.append(True)
 
     attempt = threading.Thread(target=go_and_return, name="priority-trial")
-    attempt.start()
+    try:
+        attempt.start()
+    except RuntimeError:  # the system has no thread left
+        return False
     attempt.join()
     return bool(done)

@@ -305,6 +305,42 @@ def test_wrong_features_are_refused_in_the_loop() -> None:
         prefetch([], embeddings, synchronous_steps=-1)
 
 
+class Closing:
+    """A source whose `close` fails."""
+
+    def __init__(self, batches: Iterator[FeatureBatch]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[FeatureBatch]:
+        return self
+
+    def __next__(self) -> FeatureBatch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        raise OSError("not closed")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_source_that_cannot_be_closed_ends_the_loop_with_its_error() -> None:
+    _, embeddings = collection()
+    seen: list[int] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            train_all(Closing(numbered(3)), embeddings, 1, seen)
+        except OSError as error:
+            failures.append(error)
+
+    loop = threading.Thread(target=work, daemon=True)
+    loop.start()
+    loop.join(10)
+    assert not loop.is_alive()
+    assert seen == [0, 1, 2]
+    assert str(failures[0]) == "not closed"
+
+
 def test_a_loop_that_is_never_started_starts_no_thread() -> None:
     _, embeddings = collection()
     prefetch(numbered(3), embeddings)

@@ -63,6 +63,41 @@ def test_a_thread_rests_while_nobody_waits_for_it_and_not_while_somebody_does() 
 
 
 @LINUX
+def test_a_thread_that_has_ended_is_left_alone_whoever_has_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not _can_stop_resting():
+        pytest.skip("this process may not leave SCHED_IDLE again")
+    yielding, found = YieldingThread(), []
+
+    def work() -> None:
+        yielding.begin()
+        yielding.rest()
+        yielding.end()
+        found.append(os.sched_getscheduler(0))
+
+    in_a_thread(work)
+    assert found == [os.SCHED_OTHER]
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *_: found.append(-1))
+    yielding.rest()
+    with yielding.awaited():
+        pass
+    assert found == [os.SCHED_OTHER]
+
+
+@LINUX
+def test_without_a_thread_to_try_it_with_no_thread_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    _can_stop_resting.cache_clear()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            assert not _can_stop_resting()
+    finally:
+        _can_stop_resting.cache_clear()
+
+
+@LINUX
 def test_where_a_sandbox_forbids_it_a_thread_only_competes(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object) -> None:
         raise PermissionError("not here")
