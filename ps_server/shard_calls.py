@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import numpy as np
@@ -46,11 +46,14 @@ class ShardCalls:
         others = [self._pool.submit(_answer_of, call) for call in calls[1:]]
         failure: Exception | None = None
         answers: list[Answer | WrongShardError] = []
-        for number in range(len(calls)):
-            try:
-                answers.append(_answer_of(calls[0]) if number == 0 else others[number - 1].result())
-            except Exception as error:
-                failure = failure or error
+        try:
+            for number in range(len(calls)):
+                try:
+                    answers.append(_answer_of(calls[0]) if number == 0 else others[number - 1].result())
+                except Exception as error:
+                    failure = failure or error
+        finally:
+            wait(others)  # also where the caller is interrupted
         if failure is not None:
             raise failure
         return answers

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import itertools
+import threading
 import time
 
 import grpc
@@ -22,6 +23,7 @@ from embershard.ps_server import chunks, shard_link
 from embershard.ps_server import parameter_server_pb2 as pb
 from embershard.ps_server.client import connect
 from embershard.ps_server.cluster_spec import ClusterSpec
+from embershard.ps_server.doorbell import Piece
 from embershard.ps_server.errors import GenerationError, RequestTooLargeError, StoreUnavailableError
 from embershard.ps_server.gradient_guard import GuardOptions
 from embershard.ps_server.local_store import LocalStore
@@ -29,6 +31,7 @@ from embershard.ps_server.mutation import ImportTablet
 from embershard.ps_server.server import ShardOptions, ShardServer
 from embershard.ps_server.service_name import SERVICE
 from embershard.ps_server.shard_link import Patience
+from embershard.ps_server.shared_memory import ClientBlock
 from embershard.ps_server.tablet_map import TabletMap
 from embershard.ps_server.wire_values import WireFormat
 
@@ -48,6 +51,33 @@ def move(servers, tablets, receiver, epoch):
     new = TabletMap(epoch, old.tablet_bits, old.addresses, owners)
     for server in sorted(servers, key=lambda server: server is not servers[receiver]):
         server.adopt(new, 0)
+
+
+def test_interrupted_call_leaves_none_on_its_way_to_another_shard(folder, monkeypatch):
+    write, ended = ClientBlock._write, []
+    main = threading.current_thread()
+
+    def interrupt_one_and_delay_the_other(block, piece):
+        if piece is Piece.GRADIENTS:
+            if threading.current_thread() is main:
+                raise KeyboardInterrupt
+            time.sleep(0.3)
+            ended.append(piece)
+        write(block, piece)
+
+    keys = TableKeys.of("wide", np.arange(1000, dtype=np.uint64) << np.uint64(54))
+    ones = np.ones(len(keys.keys), np.uint32)
+    with remote_store(folder, 2, BITS, NativeTableGroup) as store:
+        store.ensure_tables([WIDE])
+        store.exchange(None, Pull(keys))
+        push = Push(PushToken(1, 1, 0), keys, np.ones(64 * len(keys.keys), np.float32), ones, 1, 1, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(ClientBlock, "_write", interrupt_one_and_delay_the_other)
+            with pytest.raises(KeyboardInterrupt):
+                store.exchange(push, None)
+        assert len(ended) == 1
+        assert store.exchange(push, None).report.duplicate == 8  # the half of the shard that was not interrupted
+        assert np.all(store.exchange(None, Pull(keys)).rows.values == -1)
 
 
 @pytest.mark.parametrize("shared_bytes", [0, 1 << 30])
