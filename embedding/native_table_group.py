@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +79,14 @@ _OPTIMIZERS = {
 
 
 MAX_THREADS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A push's keys as `prepare` left them, and the ids that its tables had."""
+
+    ids: npt.NDArray[np.int32]
+    keys: _native.PreparedKeys
 
 
 class NativeTableGroup:
@@ -180,6 +189,9 @@ class NativeTableGroup:
         ids, _ = self._ids_of(request.tables)
         native_step = _native.UpdateStep(step.examples, step.step, step.now, step.lr_scale, step.unit, step.batch)
         typed = _typed(gradients)
+        ready = prepared if isinstance(prepared, _Prepared) else None
+        if ready is not None and ready.ids is not ids and ready.ids.tolist() != ids.tolist():
+            ready = None  # a table was dropped and made anew meanwhile
         try:
             updates, refused = self._group.apply_gradients(
                 ids,
@@ -190,7 +202,7 @@ class NativeTableGroup:
                 native_step,
                 tablets,
                 clicks,
-                cast("_native.PreparedKeys | None", prepared),
+                None if ready is None else ready.keys,
             )
         except KeyError as error:
             raise _duplicate(error, request) from None
@@ -201,10 +213,10 @@ class NativeTableGroup:
             {name: tuple(keys[:NAMED_KEYS]) for name, keys in zip(request.tables, refused, strict=True) if keys},
         )
 
-    def prepare(self, request: TableKeys, occurrences: npt.NDArray[np.uint32]) -> _native.PreparedKeys:
+    def prepare(self, request: TableKeys, occurrences: npt.NDArray[np.uint32]) -> _Prepared:
         """See `TableGroup.prepare`."""
         ids, _ = self._ids_of(request.tables)
-        return self._group.prepare(ids, request.keys, request.splits, occurrences)
+        return _Prepared(ids, self._group.prepare(ids, request.keys, request.splits, occurrences))
 
     def assign(
         self,

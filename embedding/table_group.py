@@ -229,7 +229,8 @@ class TableGroup(Protocol):
         occurrences: (n,) uint32, added to `count`.
         clicks: (n,) uint32, how many of the occurrences were clicked; added to the rows' clicks where the table keeps
         them (`TableConfig.keeps_clicks`), not looked at elsewhere. None: no occurrence was.
-        prepared: what `prepare` gave for this request to all tablets, used once; saves the time that took.
+        prepared: what `prepare` gave for this request to all tablets, used once; saves the time that took, unless a
+        table was dropped and made anew in between.
         A row with a non-finite gradient is refused, counted and named; all others are applied.
 
         Raises: UnknownTableError, DuplicateKeyError, ValueError (more clicks than occurrences; a table that holds

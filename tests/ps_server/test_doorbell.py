@@ -322,6 +322,35 @@ def test_client_that_is_killed_leaves_no_thread_and_no_memory(tmp_path):
         wait_until(lambda: len(server.service.shared_blocks) == 1)
 
 
+def test_push_to_a_table_that_is_made_anew_while_it_comes_is_applied_to_the_new_one(tmp_path, monkeypatch, calls):
+    with shard_and_store(tmp_path) as (server, store):
+        prepare, made = server.shard.prepare, []
+
+        def prepare_and_make_anew(*arguments):
+            made.append(prepare(*arguments))
+            server.shard._tables.drop_table("wide")
+            server.shard._tables.ensure_table(TABLE)
+            return made[0]
+
+        monkeypatch.setattr(server.shard, "prepare", prepare_and_make_anew)
+        monkeypatch.setattr(ClientBlock, "_write", slowly(ClientBlock._write))
+        report = store.exchange(push_of(0), None).report
+        assert made != [None]
+        assert report.tables["wide"].created == len(KEYS.keys)
+        assert calls == []
+
+
+def slowly(write):
+    """As `write`, but gradients come when the keys were prepared."""
+
+    def wait_and_write(block, piece):
+        if piece is Piece.GRADIENTS:
+            time.sleep(0.2)
+        write(block, piece)
+
+    return wait_and_write
+
+
 FORKING = """
 import os, sys, time
 import numpy as np
