@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -27,28 +27,37 @@ def pool_on_torch_threads(threads: int) -> bool:
 
 @contextmanager
 def on_one_thread() -> Iterator[None]:
-    """torch works on the calling thread alone meanwhile.
+    """torch's work of the calling thread is done by it alone meanwhile.
 
     For small work beside threads of ours: after a parallel region torch's threads spin on the cores for a while.
-    Thread safety: the setting is the process's; another thread's torch work may find it."""
+    Where torch has no libgomp that can be found the setting is the process's, and other threads may find it."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    gomp = _gomp()
+    # `torch.set_num_threads` is for all threads to come too: one that starts meanwhile would keep it for good.
+    limit: Callable[[int], object] = torch.set_num_threads if gomp is None else gomp.omp_set_num_threads
+    limit(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        limit(threads)
+
+
+def _gomp_parallel() -> int | None:
+    """Where `GOMP_parallel` of torch's libgomp lies, if torch is loaded and has one."""
+    gomp = _gomp()
+    return None if gomp is None else ctypes.cast(gomp.GOMP_parallel, ctypes.c_void_p).value
 
 
 @cache
-def _gomp_parallel() -> int | None:
-    """Where `GOMP_parallel` of torch's libgomp lies, if torch is loaded and has one."""
+def _gomp() -> ctypes.CDLL | None:
+    """torch's libgomp, if torch is loaded and has one."""
     try:
         mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     paths = {line.split(maxsplit=5)[-1].strip() for line in mapped.splitlines() if "libgomp" in line}
     for path in sorted(paths, key=lambda path: ("torch" not in path, path)):
-        parallel = getattr(ctypes.CDLL(path), "GOMP_parallel", None)
-        if parallel is not None:
-            return ctypes.cast(parallel, ctypes.c_void_p).value
+        gomp = ctypes.CDLL(path)
+        if hasattr(gomp, "GOMP_parallel"):
+            return gomp
     return None

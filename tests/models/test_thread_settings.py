@@ -135,6 +135,19 @@ def test_one_thread_of_torch_is_for_the_time_of_the_block() -> None:
         torch.set_num_threads(before)
 
 
+@LINUX
+def test_a_thread_that_starts_meanwhile_has_all_threads_of_torch() -> None:
+    before = torch.get_num_threads()
+    found: list[int] = []
+    torch.set_num_threads(3)
+    try:
+        with on_one_thread():
+            in_a_thread(lambda: found.append(torch.get_num_threads()))
+        assert found == [3]
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(
     ("environment", "first", "want"),
     [
