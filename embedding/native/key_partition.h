@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "row_finder.h"
@@ -174,6 +174,18 @@ class TableGroup::BlockCutter {
   size_t value_bytes_;
   size_t next_ = 0, end_ = 0, table_ = 0;
 };
+
+template <typename Visit>
+void TableGroup::for_each_sorted(const Partition& partition, size_t begin, size_t end, Visit visit) const {
+  std::vector<KeyEntry> sorted;  // tablets lie side by side in key order
+  for (size_t entry = begin; entry < end; ++entry) sorted.emplace_back(partition.keys[entry], entry);
+  std::sort(sorted.begin(), sorted.end());
+  for (size_t first = 0, i = 0; first < sorted.size(); first = i) {
+    const size_t tablet = tablet_of(sorted[first].first);
+    while (i < sorted.size() && tablet_of(sorted[i].first) == tablet) ++i;
+    visit(tablet, std::span<const KeyEntry>(&sorted[first], i - first));
+  }
+}
 
 // `work(share)` on the threads of a verb, once all keys are known to differ. Throws DuplicateKey; nothing has been changed then.
 template <typename Work>

@@ -42,8 +42,14 @@ class RowFinder {
  public:
   RowFinder(const Kernels& kernels, int tablet_bits) : kernels_(kernels), tablet_bits_(tablet_bits) {}
 
-  // An insert of the caller moved a part's index: buckets found before are found again.
-  void index_moved() { ++moves_; }
+  // What `insert` gives, which puts a row into the part. If that moved the part's index, buckets found before are found again.
+  template <typename Insert>
+  uint32_t insert(const Part& part, Insert insert) {
+    const uint32_t buckets = part.bucket_count();
+    const uint32_t row = insert();
+    if (part.bucket_count() != buckets) ++moves_;
+    return row;
+  }
 
   // next(block) sets the block's table, table_index, first, count and keys, and is false at the end. finish(block, ahead) gets its
   // rows, and fetches those ahead (Ahead).

@@ -89,9 +89,9 @@ class RowStore {
   std::vector<RowRun> free_[9];  // by log2 of the run's length
 };
 
-// Lines that will be needed soon: rows to be changed, what they are changed with, and buckets of later keys. Whoever works on rows now
-// fetches some of these at each, so that the work hides the misses and no burst of them waits for line buffers. A row of
-// kNoRow is harmless.
+// Lines that will be needed soon: rows to be changed, what they are changed with, and buckets of later keys. Whoever works on
+// rows now fetches some of these at each, so that the work hides the misses and no burst of them waits for line buffers. A row
+// of kNoRow is harmless.
 struct Ahead {
   const RowStore* store = nullptr;
   const uint32_t* rows = nullptr;

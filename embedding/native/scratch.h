@@ -10,6 +10,12 @@
 
 namespace embershard {
 
+// The buffer's floats, at least so many.
+inline float* room_for(size_t floats, std::vector<float>& buffer) {
+  if (buffer.size() < floats) buffer.resize(floats);
+  return buffer.data();
+}
+
 struct TableGroup::Scratch {
   Partition partition;
   DuplicateFinder duplicates;

@@ -17,13 +17,8 @@ class TableGroup::Assign {
         blocks_(group, request, partition, offsets, given.weights, sizeof(float)),
         request_(request),
         partition_(partition),
-        given_(given) {
-    std::vector<float>& row = scratch().row;
-    for (size_t t = 0; t < request.table_count; ++t) {
-      const size_t dim = group.table(request.tables[t]).dim();
-      if (row.size() < dim) row.resize(dim);
-    }
-    row_ = row.data();
+        given_(given),
+        row_(room_for(group.widest(request), scratch().row)) {
     const float* state = given.state;
     for (size_t t = 0; given.state != nullptr && t < request.table_count; ++t) {
       states_.push_back(state);
@@ -50,26 +45,19 @@ class TableGroup::Assign {
 
  private:
   void plan_table(Table& table, size_t begin, size_t end) {
-    std::vector<std::pair<uint64_t, size_t>> sorted;  // tablets lie side by side in key order
-    for (size_t entry = begin; entry < end; ++entry) sorted.emplace_back(partition_.keys[entry], entry);
-    std::sort(sorted.begin(), sorted.end());
     std::vector<uint64_t> keys;  // of one tablet
-    for (size_t i = 0; i < sorted.size();) {
-      const size_t tablet = group_.tablet_of(sorted[i].first);
+    group_.for_each_sorted(partition_, begin, end, [&](size_t tablet, std::span<const KeyEntry> sorted) {
       Part& part = table.parts[tablet];
-      const size_t first = i;
       size_t fresh = 0;
       keys.clear();
-      for (; i < sorted.size() && group_.tablet_of(sorted[i].first) == tablet; ++i) {
-        const auto [key, entry] = sorted[i];
+      for (const auto [key, entry] : sorted) {
         keys.push_back(key);
         const bool is_new = part.find(key) == kNoRow;
         fresh += is_new;
         partition_.skipped[entry] = !is_new && given_.if_absent;
       }
       Room room = make_room({table, part, tablet, group_.tablet_bits_, group_.tablets_[tablet].version}, keys, fresh);
-      for (size_t k = first; k < i; ++k) {
-        const auto [key, entry] = sorted[k];
+      for (const auto [key, entry] : sorted) {
         if (part.find(key) != kNoRow) continue;
         if (room.rows == 0) {
           partition_.skipped[entry] = 1;
@@ -79,7 +67,7 @@ class TableGroup::Assign {
         --room.rows;
       }
       if (room.evicted != 0) group_.trim_erased_of(part, tablet);
-    }
+    });
   }
 
   int64_t set(KeyBlock& block, const Ahead& ahead) {
@@ -94,7 +82,8 @@ class TableGroup::Assign {
       uint32_t row = block.rows[i];
       const size_t tablet = group_.tablet_of(block.keys[i]);
       if (row == kNoRow) {
-        row = insert(table, table.parts[tablet], block.keys[i]);
+        Part& part = table.parts[tablet];
+        row = finder_.insert(part, [&] { return table.insert(part, block.keys[i]); });
       } else if (leaves_old) {
         continue;
       }
@@ -112,21 +101,14 @@ class TableGroup::Assign {
     return done;
   }
 
-  uint32_t insert(Table& table, Part& part, uint64_t key) {
-    const uint32_t buckets = part.bucket_count();
-    const uint32_t row = table.insert(part, key);
-    if (part.bucket_count() != buckets) finder_.index_moved();
-    return row;
-  }
-
   TableGroup& group_;
   RowFinder finder_;
   BlockCutter blocks_;
   const Request& request_;
   Partition& partition_;
   const GivenRows given_;
-  std::vector<const float*> states_;  // of each table, if states are given
   float* row_;
+  std::vector<const float*> states_;  // of each table, if states are given
 };
 
 int64_t TableGroup::assign(const Request& request, const GivenRows& given, const bool* mask) {

@@ -62,6 +62,12 @@ void TableGroup::check_unique(const Request& request) const {
   }
 }
 
+uint32_t TableGroup::widest(const Request& request) const {
+  uint32_t widest = 0;
+  for (size_t t = 0; t < request.table_count; ++t) widest = std::max(widest, table(request.tables[t]).dim());
+  return widest;
+}
+
 const size_t* TableGroup::value_offsets(const Request& request) const {
   std::vector<size_t>& offsets = scratch().offsets;
   offsets.assign(request.table_count + 1, 0);

@@ -11,6 +11,7 @@
 #include <memory>
 #include <shared_mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "policies.h"
@@ -126,6 +127,8 @@ struct GivenRows {
   uint32_t now;
 };
 
+using KeyEntry = std::pair<uint64_t, size_t>;  // a key and the number of its entry in a partition
+
 class TableGroup {
  public:
   class PreparedKeys;
@@ -192,6 +195,11 @@ class TableGroup {
   int64_t erase_group(const Request& request, const Partition& parted, size_t group);
   template <typename Work>
   void change_groups(const Request& request, const Partition& partition, const bool* mask, Work work);
+  // visit(tablet, keys) for the keys of one table among entries [begin, end): by tablet, with their entries, ascending.
+  template <typename Visit>
+  void for_each_sorted(const Partition& partition, size_t begin, size_t end, Visit visit) const;
+  // dim of the widest table.
+  uint32_t widest(const Request& request) const;
   // Where each table's values begin among a request's: Σ of its tables' keys · dim. Valid until the thread's next verb.
   const size_t* value_offsets(const Request& request) const;
   void import_rows(Table& table, size_t tablet, const TableRowsView& view, TabletState state);

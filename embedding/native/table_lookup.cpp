@@ -29,10 +29,10 @@ void TableGroup::lookup_range(const Request& request, AbsentRows absent, const s
     if (missing.size() < count) missing.resize(count);
     const RowSource source = {table.parts.get(), &table.store, table.spec.row_type, table.dim(), tablet_bits_};
     const size_t missing_count = kernels_.read_rows(source, keys, count, type, rows, missing.data());
-    if (wide.size() < dim) wide.resize(dim);
+    float* widened = room_for(dim, wide);
     for (size_t i = 0; i < missing_count; ++i) {
       char* row = rows + size_t{missing[i]} * dim * value_bytes;
-      float* weights = type == RowType::float32 ? reinterpret_cast<float*>(row) : wide.data();
+      float* weights = type == RowType::float32 ? reinterpret_cast<float*>(row) : widened;
       absent_row(table, keys[missing[i]], absent, weights);
       if (type != RowType::float32) kernels_.narrow_any(type, weights, table.dim(), reinterpret_cast<uint16_t*>(row));
     }

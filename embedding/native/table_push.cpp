@@ -23,14 +23,9 @@ class TableGroup::Push {
         offsets_(offsets),
         plans_(plans),
         report_(report) {
-    uint32_t widest = 0;
-    for (size_t t = 0; t < request.table_count; ++t) widest = std::max(widest, group.table(request.tables[t]).dim());
-    std::vector<float>& row = scratch().row;
-    if (row.size() < size_t{3} * widest) row.resize(size_t{3} * widest);
-    row_ = row.data();
-    std::vector<float>& wide = scratch().wide;
-    if (gradients.type != RowType::float32 && wide.size() < KeyBlock::kSize * widest) wide.resize(KeyBlock::kSize * widest);
-    wide_ = wide.data();
+    const size_t widest = group.widest(request);
+    row_ = room_for(3 * widest, scratch().row);
+    wide_ = room_for(gradients.type == RowType::float32 ? 0 : KeyBlock::kSize * widest, scratch().wide);
     for (size_t t = 0; t < request.table_count; ++t) {
       const TableSpec& spec = group.table(request.tables[t]).spec;
       unknown_plans_.push_back(spec.unknown_table < 0 ? std::vector<BlockPlan>{} : group.table(spec.unknown_table).plan(step));
@@ -59,17 +54,13 @@ class TableGroup::Push {
                 partition_.skipped.begin() + static_cast<std::ptrdiff_t>(end), uint8_t{1});
       return;
     }
-    std::vector<std::pair<uint64_t, size_t>> sorted;  // tablets lie side by side in key order
-    for (size_t entry = begin; entry < end; ++entry) sorted.emplace_back(partition_.keys[entry], entry);
-    std::sort(sorted.begin(), sorted.end());
-    std::vector<PlannedKey> keys;
-    for (size_t i = 0; i < sorted.size();) {
-      const size_t tablet = group_.tablet_of(sorted[i].first);
+    std::vector<PlannedKey> keys;  // of one tablet
+    group_.for_each_sorted(partition_, begin, end, [&](size_t tablet, std::span<const KeyEntry> sorted) {
       keys.clear();
-      for (; i < sorted.size() && group_.tablet_of(sorted[i].first) == tablet; ++i) {
-        const auto* row_gradient = reinterpret_cast<const float*>(gradient(sorted[i].second, table_index));
+      for (const auto [key, entry] : sorted) {
+        const auto* row_gradient = reinterpret_cast<const float*>(gradient(entry, table_index));
         if (!table.accepts(plans_[table_index], row_gradient)) continue;
-        keys.push_back({sorted[i].first, sorted[i].second, row_gradient, partition_.occurrences[sorted[i].second], 0, false});
+        keys.push_back({key, entry, row_gradient, partition_.occurrences[entry], 0, false});
       }
       const int32_t unknown = table.spec.unknown_table;
       const PlannedPart planned = {table, table.parts[tablet], tablet, group_.tablet_bits_, group_.tablets_[tablet].version,
@@ -82,7 +73,7 @@ class TableGroup::Push {
       report.not_admitted += plan.not_admitted;
       report.over_limit += plan.over_limit;
       report.evicted += plan.evicted;
-    }
+    });
   }
 
   const char* gradient(size_t entry, size_t table_index) const {
@@ -124,7 +115,8 @@ class TableGroup::Push {
           refuse(block.table_index, key);
           continue;
         }
-        block.rows[i] = create(table, table.parts[tablet], key);
+        Part& part = table.parts[tablet];
+        block.rows[i] = finder_.insert(part, [&] { return table.create(part, key, row_); });
         ++report.created;
       }
       const RowCounters now = {partition_.occurrences[entry], step_.now, group_.tablets_[tablet].version};
@@ -148,13 +140,6 @@ class TableGroup::Push {
       uint32_t* stored = table.store.clicks(writes.counters[i]);
       *stored = saturating_add(*stored, clicks_[partition_.order[entries[i]]]);
     }
-  }
-
-  uint32_t create(Table& table, Part& part, uint64_t key) {
-    const uint32_t buckets = part.bucket_count();
-    const uint32_t row = table.create(part, key, row_);
-    if (part.bucket_count() != buckets) finder_.index_moved();
-    return row;
   }
 
   void refuse(size_t table_index, uint64_t key) {
