@@ -19,7 +19,6 @@ from ..embedding.policies import evicts_by_age_or_value
 from ..feature_map.batch import FeatureBatch
 from ..feature_map.feature_map import FeatureMap
 from .config import EarlyStop
-from .embedding_collection import push_time
 from .errors import ResumeMismatchError, TrainedBeforeError, TrainingDivergedError
 from .evaluation import evaluate
 from .eviction_sweep import EvictionSweep
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Progress:
-    """Where the run is: what comes next, and what came of it so far. now: of the pushes, the latest."""
+    """Where the run is: what comes next, and what came of it so far."""
 
     step: int = 0
     epoch: int = 0
@@ -43,7 +42,6 @@ class _Progress:
     batch: int = 0
     examples: int = 0
     seconds: float = 0.0
-    now: int = 0
     history: list[Evaluation] = field(default_factory=list)
     best: Evaluation | None = None
     bad_evaluations: int = 0
@@ -83,7 +81,9 @@ class TrainingRun:
         self.evicted_before = Counter(trainer.embeddings.counts.evicted)
         self.kept_back_before = KeptBack().plus(trainer.embeddings.counts.kept_back)
         evicts = any(evicts_by_age_or_value(table) for table in trainer.embeddings.layout.configs)
-        self._sweep = EvictionSweep(trainer.embeddings.store, self.config.evict_every) if evicts else None
+        self._sweep = EvictionSweep(
+            trainer.embeddings.store, self.config.evict_every, evicts=evicts, step=trainer.rows.steps
+        )
         rows = log.rows()
         self.total = None if rows is None else rows * self.config.epochs
 
@@ -119,7 +119,7 @@ class TrainingRun:
         at.bad_evaluations = state.scalars["bad_evaluations"]
         at.kept_back = KeptBack.of_json(state.scalars.get("kept_back", {}))
         at.evicted = Counter(state.scalars.get("evicted", {}))
-        at.now = state.scalars.get("now", 0)
+        self._sweep.go_on(self.trainer.rows.steps, state.scalars.get("now", 0))
         best = state.scalars["best"]
         at.best = None if best is None else Evaluation.of_json(best)
         # A checkpoint cannot hold its own name: where it is itself the best one, the reader gives the name.
@@ -141,7 +141,7 @@ class TrainingRun:
             "bad_evaluations": at.bad_evaluations,
             "kept_back": self._kept_back().as_json(),
             "evicted": dict(self._evicted()),
-            "now": at.now,
+            "now": self._sweep.now,
         }
         cursor = {**self._settings(), "epoch": at.epoch, "unit": at.unit, "batch": at.batch}
         return TrainerState(at.step, cursor, scalars, dense_arrays(self.trainer.model, self.trainer.dense))
@@ -157,7 +157,7 @@ class TrainingRun:
             self._evaluate()  # other features than those that were measured: where the run goes on from
         while self.at.epoch < self.config.epochs and not self._is_at_max_steps():
             ended = self._segment()
-            if self._sweep is not None and self.config.evict_every is None and ended:
+            if self.config.evict_every is None and ended:
                 self._sweep.all_tablets()
             if self._is_due(self.config.evaluate_every, ended):
                 self._evaluate()
@@ -183,8 +183,7 @@ class TrainingRun:
 
     def _evicted(self) -> Counter[str]:
         """By table, over the whole run; tables that lost no row are left out."""
-        swept = Counter[str]() if self._sweep is None else self._sweep.evicted
-        return self.at.evicted + swept + (self.trainer.embeddings.counts.evicted - self.evicted_before)
+        return self.at.evicted + self._sweep.evicted + (self.trainer.embeddings.counts.evicted - self.evicted_before)
 
     def _is_at_max_steps(self) -> bool:
         return self.config.max_steps is not None and self.at.step >= self.config.max_steps
@@ -213,20 +212,17 @@ class TrainingRun:
             prefetch=0,  # the pipeline's own thread reads
         )
         trained, began, units = 0, time.perf_counter(), set()
-        if self._sweep is not None:
-            self._sweep.go_on(at.step, at.now)
         pulled = prefetch(
             _first(stream, limit),
             self.trainer.embeddings,
             config.pipeline_depth,
             synchronous_steps=config.synchronous_steps,
-            before_push=None if self._sweep is None else self._sweep.before_push,
+            before_push=self._sweep.before_push,
         )
         with closing(pulled) as batches:  # type: ignore[type-var]
             for batch, inputs in batches:
                 loss = self.trainer.step(batch, inputs)
                 at.step, at.examples, trained = at.step + 1, at.examples + len(batch), trained + 1
-                at.now = max(at.now, push_time(batch.features))
                 if batch.id is not None:
                     units.add(batch.id.unit)
                     at.unit, at.batch = place[batch.id.unit], batch.id.index + 1

@@ -274,6 +274,46 @@ def test_stopped_and_resumed_equals_straight(clicks: Path, depth: int, stop: int
     assert_same_bits(straight, resumed)
 
 
+class BlindAtTimes(torch.nn.Module):
+    """A model that looks at no rows of every third batch: their gradients are not pushed."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs: es.EmbeddingOutput, dense: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return self.model(inputs, dense)
+        self.batches += 1
+        blind = int(self.batches) % 3 == 0
+        return self.model(inputs, dense) if not blind else self.model.bias.expand(len(dense))
+
+
+def test_stopped_and_resumed_evicts_as_a_straight_run_does_where_batches_have_no_push(
+    clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = timed_log(clicks, tmp_path, monkeypatch)
+    policy = es.Ttl(ttl_seconds=600)
+    model = FactorizationMachineConfig(dim=4, tables=TableOptions(eviction=(policy,)))
+    config = CONFIG.model_copy(update={"evict_every": 4, "shuffle": False, "epochs": 1})
+
+    def job(max_steps: int | None = None) -> tuple[Job, list[tuple[int, int, list[int]]]]:
+        made = Job(config.model_copy(update={"max_steps": max_steps}), model)
+        made.trainer.model = BlindAtTimes(made.trainer.model)
+        return made, seen_evictions(made, monkeypatch)
+
+    (straight, all_seen), (stopped, first_seen), (resumed, last_seen) = job(), job(20), job()
+    straight.fit(log)
+    stopped.fit(log, checkpoints=stopped.checkpoints)
+    resumed.fit(log, resume=stopped.checkpoints.restore("step-20", resumed.store))
+    made = stopped.trainer.embeddings.counts.pushes
+    assert made < 20
+    assert all_seen == first_seen + [(pushes + made, *rest) for pushes, *rest in last_seen]
+    assert {pushes - at for (pushes, *_), at in zip(all_seen, range(4, 32), strict=True)} == {0}
+    assert_same_bits(straight, resumed)
+
+
 def test_resume_that_has_nothing_left_to_train_saves_nothing(clicks: Path) -> None:
     """A second checkpoint of the same state would push an older one out of those that are kept."""
     job = Job(CONFIG)
