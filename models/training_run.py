@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -155,11 +155,11 @@ class TrainingRun:
         self.trainer.embeddings.train()
         if self.resumed and self.at.best is None and self.at.history:
             self._evaluate()  # other features than those that were measured: where the run goes on from
-        while self.at.epoch < self.config.epochs and not self._is_at_max_steps():
+        while not self._is_over():
             ended = self._segment()
             if self.config.evict_every is None and ended:
                 self._sweep.all_tablets()
-            if self._is_due(self.config.evaluate_every, ended):
+            if self._is_due(self.config.evaluate_every, ended) or self._is_over():
                 self._evaluate()
             if self._should_stop():
                 stopped = "early_stop"
@@ -185,8 +185,9 @@ class TrainingRun:
         """By table, over the whole run; tables that lost no row are left out."""
         return self.at.evicted + self._sweep.evicted + (self.trainer.embeddings.counts.evicted - self.evicted_before)
 
-    def _is_at_max_steps(self) -> bool:
-        return self.config.max_steps is not None and self.at.step >= self.config.max_steps
+    def _is_over(self) -> bool:
+        at, config = self.at, self.config
+        return at.epoch >= config.epochs or (config.max_steps is not None and at.step >= config.max_steps)
 
     def _is_due(self, every: int | None, epoch_ended: bool) -> bool:
         return epoch_ended if every is None else self.at.step % every == 0
@@ -211,9 +212,10 @@ class TrainingRun:
             start=ReadPosition(at.epoch, at.unit, at.batch),
             prefetch=0,  # the pipeline's own thread reads
         )
-        trained, began, units = 0, time.perf_counter(), set()
+        began, units = time.perf_counter(), set()
+        first = _FirstBatches(stream, limit)
         pulled = prefetch(
-            _first(stream, limit),
+            first,
             self.trainer.embeddings,
             config.pipeline_depth,
             synchronous_steps=config.synchronous_steps,
@@ -222,13 +224,13 @@ class TrainingRun:
         with closing(pulled) as batches:  # type: ignore[type-var]
             for batch, inputs in batches:
                 loss = self.trainer.step(batch, inputs)
-                at.step, at.examples, trained = at.step + 1, at.examples + len(batch), trained + 1
+                at.step, at.examples = at.step + 1, at.examples + len(batch)
                 if batch.id is not None:
                     units.add(batch.id.unit)
                     at.unit, at.batch = place[batch.id.unit], batch.id.index + 1
                 self._report(loss)
         at.seconds += time.perf_counter() - began
-        ended = limit is None or trained < limit
+        ended = first.is_end
         if ended:
             at.epoch, at.unit, at.batch = at.epoch + 1, 0, 0
         for unit in units:
@@ -270,6 +272,7 @@ class TrainingRun:
         if found.examples == 0:  # it tells neither for nor against the model
             self.observer.on_evaluation(found, is_best=False)
             return
+        at.saved_step = -1  # a checkpoint of this step does not know of it
         is_best = at.best is None or _is_better(found, at.best, self.config.early_stop or EarlyStop())
         at.bad_evaluations = 0 if is_best else at.bad_evaluations + 1
         if is_best:
@@ -329,10 +332,20 @@ class TrainingRun:
         )
 
 
-def _first(stream: Any, limit: int | None) -> Iterator[FeatureBatch]:
-    """The first `limit` batches; closes the stream's iterator, and so its threads, when it is closed."""
-    with closing(iter(stream)) as batches:
-        yield from batches if limit is None else islice(batches, limit)
+class _FirstBatches:
+    """The first `limit` batches of a stream; closes its iterator, and so its threads, when it is closed.
+
+    is_end: after the last one, whether the stream has no more."""
+
+    def __init__(self, stream: Iterable[FeatureBatch], limit: int | None) -> None:
+        self._stream, self._limit = stream, limit
+        self.is_end = False
+
+    def __iter__(self) -> Iterator[FeatureBatch]:
+        with closing(iter(self._stream)) as batches:  # type: ignore[type-var]
+            yield from islice(batches, self._limit)
+            with suppress(Exception):  # it comes again to who reads on
+                self.is_end = next(batches, None) is None
 
 
 def _is_better(found: Evaluation, best: Evaluation, stop: EarlyStop) -> bool:

@@ -328,6 +328,48 @@ def test_resume_that_has_nothing_left_to_train_saves_nothing(clicks: Path) -> No
     assert id(job.checkpoints.saved[f"step-{first.steps}"]) != saved[f"step-{first.steps}"]
 
 
+@pytest.mark.parametrize("stop", [None, EarlyStop(patience=2)])
+def test_the_first_evaluation_of_a_run_that_has_nothing_left_to_train_is_saved(
+    clicks: Path, stop: EarlyStop | None
+) -> None:
+    config = CONFIG.model_copy(update={"early_stop": stop})
+    job = Job(config)
+    job.fit(clicks, checkpoints=job.checkpoints)
+    result = job.fit(clicks, clicks, checkpoints=job.checkpoints, resume=job.checkpoints.restore("step-96"))
+    assert job.checkpoints.best == ["step-96"]
+    (state, _) = job.checkpoints.saved["step-96"]
+    assert (state.scalars["auc"], state.scalars["best"]["step"], result.best_step) == (result.auc, 96, 96)
+    saved = id(state)
+    job.fit(clicks, clicks, checkpoints=job.checkpoints, resume=job.checkpoints.restore("step-96"))
+    assert id(job.checkpoints.saved["step-96"][0]) == saved
+
+
+def test_the_last_checkpoint_has_the_last_evaluation(clicks: Path) -> None:
+    job, recorder = Job(CONFIG.model_copy(update={"evaluate_every": 40})), Recorder()
+    job.fit(clicks, clicks, observer=recorder, checkpoints=job.checkpoints, save_every=48)
+    assert [step for step, _ in recorder.checkpoints] == [48, 96]
+    state, _ = job.checkpoints.saved["step-96"]
+    assert [entry["step"] for entry in state.scalars["history"]] == [40, 80, 96]
+
+
+def test_a_checkpoint_at_the_last_step_of_an_epoch_has_its_evaluation(clicks: Path) -> None:
+    job, recorder = Job(CONFIG), Recorder()
+    result = job.fit(clicks, clicks, observer=recorder, checkpoints=job.checkpoints, save_every=48)
+    assert [step for step, _ in recorder.checkpoints] == [48, 96]
+    assert [entry.step for entry in result.history] == [48, 96]
+    assert job.checkpoints.saved["step-48"][0].scalars["auc"] == result.history[0].auc
+
+
+def test_a_batch_that_cannot_be_read_costs_no_checkpoint_before_it(clicks: Path, tmp_path: Path) -> None:
+    lines = [f"{number % 7},{number % 5},1,1,0,0,{number % 2}" for number in range(2_000)]
+    lines[1_100] = "not_a_number,1,1,1,0,0,1"
+    (tmp_path / "clicks.csv").write_text("\n".join(["c1,c2,c3,c4,n1,n2,label", *lines, ""]))
+    job = Job(CONFIG.model_copy(update={"shuffle": False}))
+    with pytest.raises(ValueError, match="not_a_number"):
+        job.fit(tmp_path / "clicks.csv", checkpoints=job.checkpoints, save_every=8)
+    assert list(job.checkpoints.saved) == ["step-8"]
+
+
 @pytest.mark.parametrize(
     ("change", "named"), [({"seed": 9}, "seed"), ({"batch_size": 64}, "batch_size"), ({"shuffle": False}, "shuffle")]
 )
