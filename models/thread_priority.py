@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 
 YIELD = 10
@@ -19,12 +19,17 @@ class YieldingThread:
     holds up all of them. From `begin` on the thread has a lower priority, and after `rest` it runs only where a core is
     idle (SCHED_IDLE), until somebody waits for it. The latter needs the right to undo it, which root has. Linux only (a
     thread has a priority of its own there); elsewhere, or where a sandbox forbids it, the thread only competes.
+    Threads that it starts (a decoder's pool) inherit what it has: they stop resting with it, and have the priority that
+    it began with after its end.
 
     Thread safety: `awaited` belongs to one other thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: int | None = None
+        self._first_priority = 0
+        self._at_begin: frozenset[int] = frozenset()
+        self._at_rest: frozenset[int] = frozenset()
         self._is_resting = False
         self._is_awaited = False
 
@@ -34,11 +39,13 @@ class YieldingThread:
             return
         thread = threading.get_native_id()
         try:
-            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + YIELD)
+            self._first_priority = os.getpriority(os.PRIO_PROCESS, thread)
+            os.setpriority(os.PRIO_PROCESS, thread, self._first_priority + YIELD)
         except OSError:
             return
         if _can_stop_resting():
-            self._thread = thread
+            _yielding.add(thread)
+            self._thread, self._at_begin = thread, _threads()
 
     def rest(self) -> None:
         """Run only where a core is idle, unless somebody waits: there is work ahead."""
@@ -50,6 +57,14 @@ class YieldingThread:
         """Rest no more. To be called before the thread ends: its number may be another one's soon."""
         with self._lock:
             self._set_resting(False)
+            if self._thread is not None:
+                lowered = os.getpriority(os.PRIO_PROCESS, self._thread)
+                for thread in _threads() - self._at_begin - _yielding:
+                    _stop_resting(thread)
+                    with suppress(OSError):  # it has ended
+                        if os.getpriority(os.PRIO_PROCESS, thread) == lowered:
+                            os.setpriority(os.PRIO_PROCESS, thread, self._first_priority)
+                _yielding.discard(self._thread)
             self._thread = None
 
     @contextmanager
@@ -67,12 +82,36 @@ class YieldingThread:
     def _set_resting(self, resting: bool) -> None:
         if sys.platform != "linux" or self._thread is None or self._is_resting == resting:
             return
+        if resting:
+            self._at_rest = _threads()
         try:
             os.sched_setscheduler(self._thread, os.SCHED_IDLE if resting else os.SCHED_OTHER, os.sched_param(0))
         except OSError:
+            _yielding.discard(self._thread)
             self._thread = None  # it has ended
-        else:
-            self._is_resting = resting
+            return
+        self._is_resting = resting
+        if not resting:
+            for thread in _threads() - self._at_rest - _yielding:
+                _stop_resting(thread)
+
+
+_yielding: set[int] = set()
+"""Threads between their `begin` and `end`: what they have, they have not from another one."""
+
+
+def _threads() -> frozenset[int]:
+    try:
+        return frozenset(map(int, os.listdir("/proc/self/task")))
+    except OSError:  # a sandbox without it
+        return frozenset()
+
+
+def _stop_resting(thread: int) -> None:
+    if sys.platform == "linux":
+        with suppress(OSError):  # it has ended
+            if os.sched_getscheduler(thread) == os.SCHED_IDLE:
+                os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
 
 
 @cache

@@ -63,6 +63,45 @@ def test_a_thread_rests_while_nobody_waits_for_it_and_not_while_somebody_does() 
 
 
 @LINUX
+def test_threads_that_a_resting_thread_starts_stop_resting_with_it_and_end_at_its_first_priority() -> None:
+    """A decoder's pool lives as long as the process: it would run on idle cores alone for ever."""
+    if not _can_stop_resting():
+        pytest.skip("this process may not leave SCHED_IDLE again")
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    done, seen = threading.Event(), []
+    bystander = threading.Thread(target=lambda: (os.setpriority(os.PRIO_PROCESS, 0, own + 3), done.wait(30)))
+    bystander.start()
+    pools = [threading.Thread(target=done.wait, args=(30,)) for _ in range(2)]
+
+    def state(thread: threading.Thread) -> tuple[int, int]:
+        assert thread.native_id is not None
+        return os.sched_getscheduler(thread.native_id), os.getpriority(os.PRIO_PROCESS, thread.native_id)
+
+    def work() -> None:
+        yielding = YieldingThread()
+        yielding.begin()
+        pools[0].start()
+        yielding.rest()
+        pools[1].start()
+        seen.append(state(pools[1]))
+        with yielding.awaited():
+            seen.extend(map(state, pools))
+        yielding.rest()
+        yielding.end()
+
+    try:
+        in_a_thread(work)
+        lowered = min(own + YIELD, 19)
+        assert seen == [(os.SCHED_IDLE, lowered), (os.SCHED_OTHER, lowered), (os.SCHED_OTHER, lowered)]
+        assert [state(pool) for pool in pools] == [(os.SCHED_OTHER, own)] * 2
+        assert state(bystander) == (os.SCHED_OTHER, own + 3)
+    finally:
+        done.set()
+        for thread in (bystander, *pools):
+            thread.join()
+
+
+@LINUX
 def test_a_thread_that_has_ended_is_left_alone_whoever_has_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     if not _can_stop_resting():
         pytest.skip("this process may not leave SCHED_IDLE again")
