@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 
 from ..ps_server.cluster_spec import check_shards
 from ..ps_server.gradient_guard import GuardOptions
+from ..ps_server.shard_link import MAX_SECONDS, MIN_SECONDS
 
 
 class _Store(BaseModel):
@@ -79,8 +80,8 @@ class ClusterStoreConfig(_Store):
     address: str | None = None
     cluster: str | None = None
     security: StoreSecurityConfig = StoreSecurityConfig()
-    connect_seconds: float = Field(default=20.0, gt=0)
-    call_seconds: float = Field(default=120.0, gt=0)
+    connect_seconds: float = Field(default=20.0, ge=MIN_SECONDS, le=MAX_SECONDS)
+    call_seconds: float = Field(default=120.0, ge=MIN_SECONDS, le=MAX_SECONDS)
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     compression: Literal["none", "zstd"] = "none"
     shared_memory: bool = True

@@ -26,14 +26,25 @@ class Lane:
             turn = threading.Lock()
             turn.acquire()
             self._waiting.append(turn)
-        turn.acquire()
+        try:
+            turn.acquire()
+        except BaseException:  # interrupted: nobody else would hand on what it has, or gets yet
+            with self._guard:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                else:
+                    self._hand_over()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._guard:
-            if self._waiting:
-                self._waiting.popleft().release()
-            else:
-                self._busy = False
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self._waiting:
+            self._waiting.popleft().release()
+        else:
+            self._busy = False

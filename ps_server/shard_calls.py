@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
@@ -34,16 +34,19 @@ class ShardCalls:
     def __init__(self, links: ClusterLinks) -> None:
         self._links = links
         self._pool: ThreadPoolExecutor | None = None
+        self._left: list[Future[Any]] = []
 
     def side_by_side(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer | WrongShardError]:
         """Replies of calls to several shards, made at once, in order; a call to the wrong shard gives its error.
 
-        Every call is resolved before another error is raised: no call of an older step is ever left on its way."""
+        Every call is resolved before another error is raised, and before the next one is made where the caller was
+        interrupted: no call of an older step is ever on its way beside it, with memory that both use."""
+        wait(self._left)
         if len(calls) == 1:
             return [_answer_of(calls[0])]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._links.map.shards, thread_name_prefix="shard")
-        others = [self._pool.submit(_answer_of, call) for call in calls[1:]]
+        others = self._left = [self._pool.submit(_answer_of, call) for call in calls[1:]]
         failure: Exception | None = None
         answers: list[Answer | WrongShardError] = []
         try:
@@ -53,7 +56,7 @@ class ShardCalls:
                 except Exception as error:
                     failure = failure or error
         finally:
-            wait(others)  # also where the caller is interrupted
+            wait(others)  # where the caller is interrupted; a second time, and they are left
         if failure is not None:
             raise failure
         return answers
@@ -102,6 +105,7 @@ class ShardCalls:
         count = 1 << self._links.map.tablet_bits
         if not 0 <= tablet < count:
             raise ValueError(f"expected a tablet from 0 to {count - 1}, got {tablet}")
+        wait(self._left)
         until = time.monotonic() + self._links.patience.call_seconds
         while True:
             link = self._links.link(int(self._links.map.owners[tablet]))

@@ -6,7 +6,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from typing import Any
 
@@ -39,6 +39,7 @@ CLOSE_SECONDS = 0.5
 SHARED_BYTES = 64 << 10
 """Exchanges of fewer bytes are as fast in one message."""
 WITH_DOORBELL = 2
+MIN_SECONDS, MAX_SECONDS = 0.001, 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,25 @@ class Patience:
     call_seconds:    for one call with all its retries; a shard that restarts and replays its log has this long.
     attempt_seconds: for one try of a call; larger messages get `seconds_per_megabyte` more.
     connect_seconds: for the first answer of a shard.
+    Raises: ValueError naming the field, for times that are none.
     """
 
     call_seconds: float = 120.0
     attempt_seconds: float = 20.0
     connect_seconds: float = 20.0
     seconds_per_megabyte: float = 0.25
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, least = getattr(self, field.name), 0 if field.name == "seconds_per_megabyte" else MIN_SECONDS
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= MAX_SECONDS:
+                raise ValueError(
+                    f"expected seconds from {least} to {MAX_SECONDS:.0e}, got {value!r} (Patience.{field.name})"
+                )
+
+    def of_attempt(self, size: int) -> float:
+        """Seconds for one try of a call that carries, both ways, so many bytes."""
+        return self.attempt_seconds + size / 1e6 * self.seconds_per_megabyte
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +177,8 @@ class ShardLink:
             return None
         small.shared.CopyFrom(placed)
         data = small.SerializeToString()
-        timeout = min(self.patience.attempt_seconds, self.patience.call_seconds)
+        size = sum(size_of(array) for _, array in arrays) + reply_bytes
+        timeout = min(self.patience.of_attempt(size), self.patience.call_seconds)
         try:
             if block.can_call(len(data)):
                 answer = self._ring(block, data, timeout)
@@ -255,8 +270,7 @@ class ShardLink:
         begin = time.monotonic() if begin is None else begin
         until = begin + (self.patience.call_seconds if seconds is None else seconds)
         chunked = max(len(data), reply_bytes + chunks.CHUNK_BYTES) > chunks.LARGE_BYTES
-        megabytes = (len(data) + reply_bytes) / 1e6
-        most = self.patience.attempt_seconds + megabytes * self.patience.seconds_per_megabyte
+        most = self.patience.of_attempt(len(data) + reply_bytes)
         told = None
         while True:
             tries += 1

@@ -8,6 +8,7 @@ first half, the rows of the reply in its second half.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import functools
 import mmap
@@ -15,9 +16,9 @@ import os
 import secrets
 import stat
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ BLOCK_BYTES = 256 << 20
 HALF = BLOCK_BYTES // 2
 HEADER_BYTES = ALIGNMENT
 MOST_BLOCKS = 1024
+MAP_FAILED = ctypes.c_void_p(-1).value
 NOT_CUT: Mapping[int, Piece] = {}
 IS_POSSIBLE = hasattr(os, "memfd_create")
 
@@ -209,10 +211,33 @@ def _map(request: pb.ShareMemoryRequest) -> npt.NDArray[np.uint8] | None:
                 or not sealed & fcntl.F_SEAL_SHRINK
             ):
                 return None
-            memory: npt.NDArray[Any] = np.frombuffer(mmap.mmap(file, request.bytes), np.uint8)
+            memory = _memory_of(file, request.bytes)
         except OSError:
             return None
     return memory if int(memory[:8].view("<u8")[0]) == request.block else None
+
+
+def _memory_of(file: int, size: int) -> npt.NDArray[np.uint8]:
+    """(size,) uint8 of the file, mapped; `mmap.mmap` would hold a descriptor of it, and there are few of them.
+
+    Raises: OSError."""
+    libc = _libc()
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
+    if address in (None, MAP_FAILED):
+        raise OSError(ctypes.get_errno(), "could not map shared memory")
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    # With the last array over it, and not while the process ends: a thread may still be at it.
+    weakref.finalize(memory, libc.munmap, address, size).atexit = False
+    return np.frombuffer(memoryview(memory), np.uint8)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype, libc.munmap.restype = ctypes.c_void_p, ctypes.c_int
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
 
 
 def _is_alive(process: int) -> bool:

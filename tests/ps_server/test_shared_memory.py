@@ -20,7 +20,7 @@ from embershard.ps_server import shared_memory
 from embershard.ps_server.client import connect
 from embershard.ps_server.errors import SharedMemoryGoneError, WireFormatError
 from embershard.ps_server.local_store import LocalStore
-from embershard.ps_server.shard_link import Patience
+from embershard.ps_server.shard_link import Patience, ShardLink
 from embershard.ps_server.shared_memory import BLOCK_BYTES, HALF, ClientBlock, SharedBlocks
 from embershard.ps_server.wire_values import WireFormat
 
@@ -307,6 +307,65 @@ def test_blocks_beyond_the_limit_push_out_the_one_used_longest_ago(monkeypatch):
     assert list(blocks._blocks) == [three[0].number, three[2].number]
     for block in three:
         block.close()
+
+
+def test_a_block_that_is_mapped_holds_no_descriptor():
+    """A shard maps up to 1,024 of them, as many as a process mostly may have descriptors."""
+    blocks, mine = SharedBlocks(), [ClientBlock() for _ in range(8)]
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [blocks.add(request_of(block)) for block in mine]
+    assert len(os.listdir("/proc/self/fd")) == before
+    kept[0][100] = 7
+    assert mine[0]._bytes[100] == 7
+    view = kept[0][90:110]
+    del kept
+    for block in mine:
+        blocks.remove(block.number)
+        block.close()
+    assert view[10] == 7  # as long as there is an array over it
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_try_has_time_for_its_bytes_through_shared_memory_too(tmp_path, monkeypatch, in_memory):
+    seen, ring, attempt = [], ShardLink._ring, ShardLink._try
+    spec, data = make_spec(tmp_path), batch(0)
+
+    def noting_ring(link, block, request, timeout):
+        seen.append(timeout)
+        return ring(link, block, request, timeout)
+
+    def noting(link, method, request, timeout):
+        if method == "Exchange":
+            seen.append(timeout)
+        return attempt(link, method, request, timeout)
+
+    monkeypatch.setattr(ShardLink, "_ring", noting_ring)
+    monkeypatch.setattr(ShardLink, "_try", noting)
+    patience = Patience(call_seconds=100, attempt_seconds=2, seconds_per_megabyte=10)
+    with running_shards(spec, NativeTableGroup), connect(spec.shards[0], patience=patience) as store:
+        store._links.link(0)._wants_block = store._links.link(0)._shares_memory = in_memory
+        store.ensure_tables(TABLES)
+        store.exchange(push_of(PushToken(1, 1, 0), data), Pull(data[0]))
+    (timeout,) = seen
+    rows = 3000 * 19 * 4  # pushed and pulled; keys twice, occurrences, clicks
+    assert timeout == pytest.approx(2 + 10 * (2 * rows + 2 * 6000 * 8 + 2 * 6000 * 4) / 1e6, rel=0.01)
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 0, -1, 1e10, True, "5"])
+@pytest.mark.parametrize("field", ["call_seconds", "attempt_seconds", "connect_seconds"])
+def test_patience_that_is_no_time_is_refused_by_field(field, seconds):
+    with pytest.raises(ValueError, match=rf"^expected seconds from 0.001 to 1e\+09, got .* \(Patience.{field}\)$"):
+        Patience(**{field: seconds})
+    with pytest.raises(ValueError, match="seconds_per_megabyte"):
+        Patience(seconds_per_megabyte=-1)
+
+
+def test_the_longest_patience_waits(tmp_path):
+    spec, longest = make_spec(tmp_path), 1e9
+    patience = Patience(longest, longest, longest, longest)
+    with running_shards(spec, NativeTableGroup), connect(spec.shards[0], patience=patience) as store:
+        assert len(train(store, 1)) == 1
+        assert len(store.exchange(None, Pull(TableKeys.of("wide", [1]))).rows.values) == 16
 
 
 def test_connections_leave_no_descriptor_and_no_mapping(tmp_path):
