@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 EXIT_FAILURE = 1
 """The job was sound and something broke on the way: disk full, a lost server, a defect."""
 EXIT_BAD_INPUT = 2
@@ -32,9 +34,24 @@ def is_known(error: BaseException) -> bool:
     return isinstance(error, ValueError | LookupError) and _message(error).startswith("expected ")
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the system, or a device, has no memory left for what was asked."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    # torch raises plain RuntimeErrors on a CPU.
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
 def describe(error: BaseException) -> str:
     """The error in words and where its notes say it arose, without the quotes that KeyError adds; a defect is named
     as one."""
+    if is_out_of_memory(error):
+        asked = re.search(r"allocate ([\d,.]+ ?[kKMGTPE]?i?[bB]\w*)", str(error))
+        size = f" for {asked[1]} more" if asked else ""
+        return (
+            f"expected memory{size}, got none ({_raised_at(error)}): a smaller model (model.hidden, model.dim) or "
+            "batch (train.batch_size) needs less, and shards on other machines (store.address) hold larger tables"
+        )
     if is_known(error):
         return "; ".join([_message(error), *getattr(error, "__notes__", ())])
     where = _raised_at(error)

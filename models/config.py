@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from ..embedding.table_config import MAX_DIM, Adagrad, ColumnBlock, Initializer, Optimizer, Uniform, Zeros
 from .table_options import TableOptions
 
+MAX_WIDTH = 1 << 24
+"""Of a hidden layer. Two such layers are beyond any memory, and still within what a tensor's size can say."""
 SYNCHRONOUS_STEPS = 50
 """First steps of a model that see every push before them; docs/decisions/0003-synchronous-start.md says why."""
 
@@ -114,7 +116,7 @@ class DeepFMConfig(FactorizationMachineConfig):
     """
 
     kind: Literal["deepfm"] = "deepfm"  # type: ignore[assignment]
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (256, 128)
+    hidden: tuple[Annotated[int, Field(ge=1, le=MAX_WIDTH)], ...] = (256, 128)
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
 

@@ -42,3 +42,27 @@ def test_notes_say_where_a_known_error_arose() -> None:
     error = UsageError("expected a label in [0, 1], got 7")
     error.__notes__ = ["in batch 2 of rows 1 to 100 of file 'a.parquet'"]  # what add_note makes from Python 3.11 on
     assert describe(error) == "expected a label in [0, 1], got 7; in batch 2 of rows 1 to 100 of file 'a.parquet'"
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch calls it on a device."""
+
+
+@pytest.mark.parametrize(
+    ("error", "size"),
+    [
+        (
+            RuntimeError("can't allocate memory: you tried to allocate 4000 bytes. Error code 12"),
+            " for 4000 bytes more",
+        ),
+        (OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0)"), " for 20.00 MiB more"),
+        (MemoryError("Unable to allocate 7.45 GiB for an array with shape (10,)"), " for 7.45 GiB more"),
+        (MemoryError("std::bad_alloc"), ""),
+        (MemoryError(), ""),
+    ],
+)
+def test_memory_that_there_is_not_is_told_in_one_line(error: Exception, size: str) -> None:
+    said = describe(error)
+    assert said.startswith(f"expected memory{size}, got none (")
+    assert "model.hidden" in said
+    assert exit_code(error) == EXIT_FAILURE

@@ -353,6 +353,18 @@ def test_a_file_that_cannot_grow_is_named_and_nothing_of_it_stays(
     assert not (job.folder / "new" / "run-0001").exists()
 
 
+def test_a_model_too_large_for_memory_is_one_clear_error_and_leaves_nothing(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = "model={kind: deepfm, hidden: [65536, 16777216]}"
+    message = job.fail(capsys, "train", str(job.path), model, code=1)
+    assert message.startswith("error: expected memory for ")
+    assert "a smaller model (model.hidden, model.dim)" in message
+    message = job.fail(capsys, "train", str(job.path), model.replace("65536", "99999999999999999999"))
+    assert "$.model.hidden[0]: expected less than or equal to 16777216, got 99999999999999999999" in message
+    assert not (job.path.parent / "runs").exists()
+
+
 @pytest.mark.process
 def test_full_disk_while_saving_is_one_clear_error(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     with small_disk(job.folder / "disk", "96k") as disk:
