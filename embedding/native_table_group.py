@@ -20,10 +20,12 @@ from .request_checks import (
     check_droppable,
     check_finite,
     check_import,
+    check_prepared,
     check_same_config,
     check_step,
     check_writable,
     unknown_owners,
+    wrong_arrays,
 )
 from .row_types import STORED_DTYPES, Stored, dtype_name
 from .table_config import (
@@ -189,7 +191,7 @@ class NativeTableGroup:
         ids, _ = self._ids_of(request.tables)
         native_step = _native.UpdateStep(step.examples, step.step, step.now, step.lr_scale, step.unit, step.batch)
         typed = _typed(gradients)
-        ready = prepared if isinstance(prepared, _Prepared) else None
+        ready = check_prepared(prepared, _Prepared)
         if ready is not None and ready.ids is not ids and ready.ids.tolist() != ids.tolist():
             ready = None  # a table was dropped and made anew meanwhile
         try:
@@ -207,7 +209,7 @@ class NativeTableGroup:
         except KeyError as error:
             raise _duplicate(error, request) from None
         except TypeError:
-            raise _wrong_arrays(gradients=gradients, occurrences=occurrences, tablets=tablets) from None
+            raise wrong_arrays(gradients=gradients, occurrences=occurrences, tablets=tablets) from None
         return UpdateReport(
             {name: TableUpdate(*update) for name, update in zip(request.tables, updates, strict=True)},
             {name: tuple(keys[:NAMED_KEYS]) for name, keys in zip(request.tables, refused, strict=True) if keys},
@@ -237,7 +239,7 @@ class NativeTableGroup:
         except KeyError as error:
             raise _duplicate(error, request) from None
         except TypeError:
-            raise _wrong_arrays(weights=weights, state=state, tablets=tablets, now=now) from None
+            raise wrong_arrays(weights=weights, state=state, tablets=tablets, now=now) from None
 
     def erase(self, request: TableKeys, tablets: npt.NDArray[np.bool_] | None = None) -> int:
         """See `TableGroup.erase`."""
@@ -463,19 +465,6 @@ def _table_rows(config: TableConfig, state_width: int, part: _native.PartRows) -
         erased_keys=erased,
         erased_versions=erased_versions,
         clicks=clicks,
-    )
-
-
-def _wrong_arrays(**given: object) -> TypeError:
-    """What a native verb says of arguments that it does not take, in words."""
-    got = [
-        f"{name} {value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"{name} {value!r}"
-        for name, value in given.items()
-        if value is not None
-    ]
-    return TypeError(
-        "expected flat arrays in C order (values float32, occurrences and clicks uint32, tablets bool) and "
-        f"0 <= now < 2^32, got {', '.join(got)}"
     )
 
 

@@ -17,6 +17,7 @@ from .request_checks import (
     check_droppable,
     check_finite,
     check_import,
+    check_prepared,
     check_request,
     check_same_config,
     check_step,
@@ -149,6 +150,7 @@ class ReferenceTableGroup:
         prepared: object | None = None,
     ) -> UpdateReport:
         """See `TableGroup.apply_gradients`. Nothing is gained by preparing here."""
+        check_prepared(prepared, TableKeys)
         wide = widen(dtype_name(gradients), gradients)
         with self._lock:
             check_writable(request.tables, self._owners)

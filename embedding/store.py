@@ -132,7 +132,9 @@ class EmbeddingStore(Protocol):
         """Configurations of the tables there are."""
 
     def exchange(self, push: Push | None, pull: Pull | None) -> Exchange:
-        """Apply the push, then read the rows; both in one call a shard."""
+        """Apply the push, then read the rows; both in one call a shard.
+
+        Raises: TypeError for arrays of another dtype or shape than `Push` and `TableKeys` say; nothing is changed."""
 
     def assign(
         self,

@@ -233,8 +233,9 @@ class TableGroup(Protocol):
         table was dropped and made anew in between.
         A row with a non-finite gradient is refused, counted and named; all others are applied.
 
-        Raises: UnknownTableError, DuplicateKeyError, ValueError (more clicks than occurrences; a table that holds
-        another table's unknown rows is trained by pushes to that table alone); nothing is changed."""
+        Raises: UnknownTableError, DuplicateKeyError, TypeError (prepared by another kind of group), ValueError (more
+        clicks than occurrences; a table that holds another table's unknown rows is trained by pushes to that table
+        alone); nothing is changed."""
 
     def prepare(self, request: TableKeys, occurrences: npt.NDArray[np.uint32]) -> object:
         """What `apply_gradients` does before it needs the gradients, done while they are on their way; changes nothing.

@@ -14,17 +14,14 @@ from ..embedding.store import Exchange, Pull, Push, PushReport, PushToken
 from ..embedding.table_config import TableConfig
 from ..embedding.table_group import TableKeys, TabletSnapshot, UpdateReport
 from .checkpoint_base import CheckpointBase, ShardState, write_base
-from .errors import CheckpointNotBegunError, PushLogFailedError
+from .errors import CheckpointNotBegunError, HalfChangedError, PushLogFailedError
 from .mutation import EnsureTables, Mutation
 from .push_log_files import LogFolder
 from .push_log_writer import PushLogWriter
-from .shard import PushDecision, Shard
+from .shard import REFUSALS, PushDecision, Shard
 from .tablets import TabletMask
 
 Result = TypeVar("Result")
-
-REFUSALS = (ValueError, LookupError, TypeError, OverflowError)
-"""What a mutation raises that cannot be applied; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +172,7 @@ class DurableShard:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
-        """Consistent copy of one tablet, with its position in the log."""
+        """Consistent copy of one tablet, with its position in the log. Raises: as `Shard.snapshot`."""
         with self._turn:
             return replace(self.shard.snapshot(tablet, since_version), log_position=self.log_end)
 
@@ -259,6 +256,9 @@ class DurableShard:
             if self._log is not None and end is not None:
                 self._log.writer.rewind(end)
             raise
+        except HalfChangedError as error:
+            self._failure = self.shard.half_changed
+            raise PushLogFailedError(str(error)) from error
         except BaseException as error:
             self._failure = f"stopped half way in a mutation with {type(error).__name__}: {error}"
             raise

@@ -16,6 +16,11 @@ class SharedStoreNeededError(RuntimeError):
     """A store of one process is used by several (a fork, or a world size above 1); the way out is `es.connect`."""
 
 
+class HalfChangedError(RuntimeError):
+    """Memory ran out, say, while a mutation was applied: some of its rows are changed, others are not, and it counts as
+    not applied. What is left is good for reading alone: restore a checkpoint into a new store."""
+
+
 class WrongShardError(LookupError):
     """The shard does not own some of the request's tablets; nothing was read or changed.
 

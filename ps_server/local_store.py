@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from ..embedding.request_checks import check_arrays, check_exchange
 from ..embedding.store import Exchange, Pull, Push, TakenSnapshots
 from ..embedding.table_config import TableConfig
 from ..embedding.table_group import TableGroup, TableKeys, TableStats, TabletSnapshot
@@ -89,6 +90,7 @@ class LocalStore:
 
     def exchange(self, push: Push | None, pull: Pull | None) -> Exchange:
         """Apply the push, then read the rows; calls are carried out one at a time, in call order."""
+        check_exchange(push, pull)
         with self._turn():
             if push is not None and push.token is None:
                 push = replace(push, token=self._tokens.next())
@@ -111,6 +113,7 @@ class LocalStore:
         if_absent: bool = False,
     ) -> int:
         """Rows set; see `TableGroup.assign`."""
+        check_arrays(keys=keys.keys, splits=keys.splits, weights=weights, state=state)
         with self._turn():
             token, now = self._tokens.next(), self._clock()
             mutation = self._shard.decide_assign(token, keys, weights, state, if_absent=if_absent, now=now)
@@ -118,6 +121,7 @@ class LocalStore:
 
     def erase(self, keys: TableKeys) -> int:
         """Rows removed."""
+        check_arrays(keys=keys.keys, splits=keys.splits)
         with self._turn():
             mutation = self._shard.decide_erase(self._tokens.next(), keys)
             return _rows(None if mutation is None else self._shard.apply(mutation))

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..embedding.errors import UnknownTableError
+from ..embedding.request_checks import check_arrays, check_exchange
 from ..embedding.store import Exchange, Pull, Push, TakenSnapshots
 from ..embedding.table_config import TableConfig
 from ..embedding.table_group import TableKeys, TableStats, TabletSnapshot
@@ -32,7 +33,7 @@ from .shard_checkpoint import begin_checkpoint, commit_checkpoint
 from .shard_link import ExchangeBytes, ShardLink
 from .shard_status import ShardStatus, decode_status
 from .snapshot_wire import decode_snapshot, encode_restore, encode_snapshot
-from .tablets import TabletMask, check_mask
+from .tablets import TabletMask, check_evict
 from .wire import encode_mask, encode_token, exchange_message
 from .wire_calls import (
     decode_stats,
@@ -115,6 +116,7 @@ class RemoteStore:
 
     def exchange(self, push: Push | None, pull: Pull | None) -> Exchange:
         """Apply the push, then read the rows; one call a shard. Calls are carried out one at a time, in call order."""
+        check_exchange(push, pull)
         with self._turn():
             if push is not None and push.token is None:
                 push = replace(push, token=self._tokens.next())
@@ -129,6 +131,7 @@ class RemoteStore:
         if_absent: bool = False,
     ) -> int:
         """Rows set; see `TableGroup.assign`."""
+        check_arrays(keys=keys.keys, splits=keys.splits, weights=weights, state=state)
         with self._turn():
             token, now = self._tokens.next(), self._clock()
             layout = self._layout(keys)
@@ -155,6 +158,7 @@ class RemoteStore:
 
     def erase(self, keys: TableKeys) -> int:
         """Rows removed."""
+        check_arrays(keys=keys.keys, splits=keys.splits)
         with self._turn():
             token = self._tokens.next()
             return self._calls.by_owner(
@@ -168,7 +172,8 @@ class RemoteStore:
         tablets:  (2^t,) instead, the tablets whose rows are looked at.   Raises: ValueError."""
         with self._turn():
             # Here too: bits say nothing of how many flags they stand for, and no bits at all mean every tablet.
-            mask = b"" if tablets is None else encode_mask(check_mask(tablets, self.tablet_bits, "evict"))
+            tablets = check_evict(now, max_rows, tablets, self.tablet_bits)
+            mask = b"" if tablets is None else encode_mask(tablets)
             token = encode_token(self._tokens.next())
             replies = self._calls.everywhere(
                 "Evict",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from ..embedding.table_group import (
     UpdateReport,
     UpdateStep,
 )
-from .errors import GenerationError, WrongShardError
+from .errors import GenerationError, HalfChangedError, WrongShardError
 from .mutation import (
     AdoptMap,
     ApplyPush,
@@ -37,8 +37,12 @@ from .mutation import (
     RaiseLowestLease,
     RefusePush,
 )
-from .tablets import TabletMask, check_mask, keys_per_tablet, tablets_of
+from .tablets import TabletMask, check_evict, keys_per_tablet, tablets_of
 from .unit_memory import UnitMemory, Verdict
+
+REFUSALS = (ValueError, LookupError, TypeError, OverflowError)
+"""What a mutation raises that cannot be applied; nothing was changed."""
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,8 @@ class Shard:
     Thread safety: `read`, `stats` and `load` from any thread; all other methods from one caller at a time (the lane of
     `LocalStore`, the mutation lock of a shard server), so that decide → log → apply is one step.
     Invariants: 1. a token is applied at most once in each tablet. 2. the same mutations in the same order give the same
-    bits. 3. a request that touches a tablet that is not owned changes nothing.
+    bits. 3. a request that touches a tablet that is not owned changes nothing. 4. after a mutation that stopped half
+    way there is no other one, and no snapshot.
     """
 
     def __init__(
@@ -112,6 +117,8 @@ class Shard:
         self._pulled_keys = np.zeros(count, np.int64)
         self._pushed_keys = np.zeros(count, np.int64)
         self._writable: set[tuple[str, ...]] = set()
+        self.half_changed: str | None = None
+        """What stopped half way, if something did."""
 
     # --- what the shard is --------------------------------------------------------------------------------------------
 
@@ -232,7 +239,8 @@ class Shard:
             return UpdateReport()
         if self._is_sampled():
             self._pushed_keys += self._sampling * keys_per_tablet(decision.mutation.keys.keys, self.tablet_bits)
-        return self._apply_push(decision.mutation, prepared)
+        mutation = decision.mutation
+        return self._carry_out(mutation, lambda: self._apply_push(mutation, prepared))
 
     @staticmethod
     def push_report(decision: PushDecision, update: UpdateReport) -> PushReport:
@@ -283,14 +291,7 @@ class Shard:
 
         max_rows: rows to look at; the next call goes on after them.   tablets: those whose rows are looked at.
         Raises: ValueError for max_rows below 1, or both."""
-        if max_rows is not None and tablets is not None:
-            raise ValueError("expected max_rows or tablets, got both (evict)")
-        if not isinstance(now, int | np.integer) or not 0 <= now < 1 << 32:
-            raise ValueError(f"expected whole seconds 0 <= now < 2^32, got {now!r} (evict)")
-        if tablets is not None:
-            tablets = check_mask(tablets, self.tablet_bits, "evict")
-        if max_rows is not None and max_rows < 1:
-            raise ValueError(f"expected max_rows of at least 1, got {max_rows} (evict)")
+        tablets = check_evict(now, max_rows, tablets, self.tablet_bits)
         if not self._memory.judge(token, self._owned).fresh.any():
             return None
         keys = self._tables.expired(now, max_rows, tablets)
@@ -315,7 +316,31 @@ class Shard:
         return ImportTablet(snapshot, token) if self._memory.judge(token, tablet).fresh.any() else None
 
     def apply(self, mutation: Mutation) -> UpdateReport | int | dict[str, int] | None:
-        """What the mutation did: a report, a number of rows, or nothing. Decides nothing: replay calls it too."""
+        """What the mutation did: a report, a number of rows, or nothing. Decides nothing: replay calls it too.
+
+        Raises: what refuses it (nothing was changed); HalfChangedError."""
+        return self._carry_out(mutation, lambda: self._apply(mutation))
+
+    def _carry_out(self, mutation: Mutation, apply: Callable[[], Result]) -> Result:
+        self._check_whole()
+        try:
+            return apply()
+        except REFUSALS:
+            raise
+        except Exception as error:
+            what = type(error).__name__ + (f": {error}" if str(error) else "")
+            self.half_changed = f"stopped half way in {_in_words(mutation)} with {what}"
+            self._check_whole(error)
+            raise
+
+    def _check_whole(self, cause: Exception | None = None) -> None:
+        if self.half_changed is not None:
+            raise HalfChangedError(
+                f"expected rows that are changed whole, got a store that {self.half_changed}: some of these rows are "
+                "changed, others are not, and it counts as not applied; restore a checkpoint into a new store"
+            ) from cause
+
+    def _apply(self, mutation: Mutation) -> UpdateReport | int | dict[str, int] | None:
         match mutation:
             case ApplyPush():
                 return self._apply_push(mutation)
@@ -363,8 +388,9 @@ class Shard:
     # --- tablets ------------------------------------------------------------------------------------------------------
 
     def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
-        """Consistent copy of one tablet with its applied memory. Raises: WrongShardError."""
+        """Consistent copy of one tablet with its applied memory. Raises: WrongShardError, HalfChangedError."""
         self.check_tablet(tablet)
+        self._check_whole()
         return replace(self._tables.snapshot(tablet, since_version), applied=self._memory.export_tablet(tablet))
 
     def stats(self) -> dict[str, TableStats]:
@@ -465,6 +491,14 @@ class Shard:
     def _is_sampled(self) -> bool:
         self._calls += 1
         return self._sampling > 0 and self._calls % self._sampling == 0
+
+
+def _in_words(mutation: Mutation) -> str:
+    words = type(mutation).__name__
+    if isinstance(mutation, ApplyPush | AssignRows | EraseRows | EvictRows):
+        tables = ", ".join(map(repr, mutation.keys.tables))
+        words += f" of {len(mutation.keys.keys):,} rows (tables {tables}; {mutation.token})"
+    return words
 
 
 def merge_updates(reports: Sequence[UpdateReport]) -> UpdateReport:

@@ -13,14 +13,14 @@ import numpy as np
 from ..embedding.checkpoint import open_checkpoint
 from ..embedding.table_group import TabletSnapshot
 from .checkpoint_base import CheckpointBase, read_base
-from .durable_shard import REFUSALS, DurableLog, DurableShard
+from .durable_shard import DurableLog, DurableShard
 from .errors import CorruptPushLogError, PushLogFullError, PushLogMismatchError
 from .mutation import AdoptMap, CompleteUnit, EnsureTables, ImportTablet, Mutation, RaiseLowestLease, restrict
 from .push_log_files import LogFolder
 from .push_log_format import LogIdentity
 from .push_log_reader import PushLogReader
 from .push_log_writer import LogLimits, PushLogWriter
-from .shard import Shard
+from .shard import REFUSALS, Shard
 
 
 class TabletSource(Protocol):

@@ -26,6 +26,18 @@ def check_mask(tablets: TabletMask, tablet_bits: int, what: str) -> TabletMask:
     return mask
 
 
+def check_evict(now: int, max_rows: int | None, tablets: TabletMask | None, tablet_bits: int) -> TabletMask | None:
+    """`tablets`, if they and the rest are what an eviction can have. Raises: ValueError."""
+    if isinstance(now, bool) or not isinstance(now, int | np.integer) or not 0 <= now < 1 << 32:
+        raise ValueError(f"expected whole seconds 0 <= now < 2^32, got {now!r} (evict)")
+    if max_rows is not None and tablets is not None:
+        raise ValueError("expected max_rows or tablets, got both (evict)")
+    is_whole = isinstance(max_rows, int | np.integer) and not isinstance(max_rows, bool)
+    if max_rows is not None and (not is_whole or max_rows < 1):
+        raise ValueError(f"expected max_rows of at least 1, got {max_rows!r} (evict)")
+    return None if tablets is None else check_mask(tablets, tablet_bits, "evict")
+
+
 def tablets_of(keys: npt.NDArray[np.uint64], tablet_bits: int) -> npt.NDArray[np.intp]:
     """(n,) tablet of each of `keys`."""
     if tablet_bits == 0:

@@ -64,6 +64,17 @@ def test_lookup_of_absent_keys_gives_initial_weights_and_stores_nothing(make_gro
     assert group.stats()["user"].rows == 0
 
 
+def test_what_another_kind_of_group_prepared_is_refused(make_group: GroupMaker) -> None:
+    group, other = make_group(), (ReferenceTableGroup if make_group is NativeTableGroup else NativeTableGroup)(8)
+    keys, once = TableKeys.of("user", [1]), np.ones(1, np.uint32)
+    for each in (group, other):
+        each.ensure_table(table())
+    for prepared in (other.prepare(keys, once), "keys", 0):
+        with pytest.raises(TypeError, match="expected prepared as prepare of this table group gives it, got "):
+            group.apply_gradients(keys, np.ones(4, np.float32), once, UpdateStep(), prepared=prepared)
+    assert group.stats()["user"].rows == 0
+
+
 def test_push_creates_rows_from_initial_weights_and_updates_them(make_group: GroupMaker) -> None:
     group, config = make_group(), table(optimizer=Sgd(lr=0.5))
     group.ensure_table(config)

@@ -1,5 +1,8 @@
 """Shard: tokens, fencing, ownership, staleness and tablets, on rows one can count."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from dictionary_tables import DictionaryTables, same_snapshot
@@ -329,3 +332,57 @@ def test_load_counts_keys_of_each_tablet():
     assert load.pushed_keys.tolist() == [1, 1, 1, 1]
     assert load.pulled_keys.tolist() == [1, 1, 0, 0]
     assert load.pushes.tolist() == [1, 1, 1, 1]
+
+
+OUT_OF_MEMORY = """
+import resource, sys
+import numpy as np
+from embershard.embedding.store import Pull, Push, PushToken
+from embershard.embedding.table_config import ColumnBlock, Sgd, TableConfig, Zeros
+from embershard.embedding.table_group import TableKeys
+from embershard.ps_server.errors import HalfChangedError
+from embershard.ps_server.local_store import LocalStore
+
+store = LocalStore(4, 2)
+store.ensure_tables([TableConfig(name="t", blocks=(ColumnBlock(dim=64, initializer=Zeros(), optimizer=Sgd(lr=1.0)),))])
+random = np.random.default_rng(0)
+
+def push(batch, n):
+    keys = TableKeys.of("t", random.integers(0, 1 << 64, n, np.uint64))
+    return Push(PushToken(1, 1, batch), keys, np.ones(n * 64, np.float32), np.ones(n, np.uint32), 1, 1, 0)
+
+store.exchange(push(0, 1000), None)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+large = push(1, 200_000)
+room = used + large.gradients.nbytes + (30 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (room, room))
+for call in (
+    lambda: store.exchange(large, None),
+    lambda: store.exchange(push(2, 10), None),
+    lambda: store.snapshot(3),
+):
+    try:
+        call()
+    except HalfChangedError as error:
+        print(error)
+    else:
+        sys.exit("not refused")
+print(store.exchange(None, Pull(TableKeys.of("t", large.keys.keys[:8]))).rows.values.shape)
+"""
+
+
+@pytest.mark.process
+def test_memory_that_runs_out_in_a_push_is_told_once_and_nothing_is_built_on_half_of_it():
+    """The second try of the token would apply a part of it twice, and a checkpoint would hold half a push."""
+    words = [sys.executable, "-c", OUT_OF_MEMORY]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    first, second, third, rows = done.stdout.splitlines()
+    expected = (
+        "expected rows that are changed whole, got a store that stopped half way in ApplyPush of 200,000 rows (tables "
+        "'t'; PushToken(unit=1, lease=1, batch=1)) with MemoryError"
+    )
+    assert first.startswith(expected)
+    assert first == second == third
+    assert first.endswith("it counts as not applied; restore a checkpoint into a new store")
+    assert rows == "(512,)"

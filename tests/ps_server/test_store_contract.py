@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 import platform
+import re
 import tempfile
 import threading
 from dataclasses import replace
@@ -243,6 +244,55 @@ def test_non_finite_rows_are_refused_by_name_and_the_others_applied_b59(store, c
     assert "2 rows refused, their gradients are not finite: keys " in line
     for key in keys_of(4, 20).tolist():
         assert str(key) in line
+
+
+KEYS = TableKeys.of("counter", keys_of(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("gradients", np.ones(2), "float64 (2,)"),
+        ("gradients", np.ones(2, np.int32), "int32 (2,)"),
+        ("gradients", np.ones((2, 1), np.float32), "float32 (2, 1)"),
+        ("gradients", np.ones(4, np.float32)[::2], "float32 (2,) not in C order"),
+        ("gradients", [1.0, 1.0], "[1.0, 1.0]"),
+        ("occurrences", np.ones(2, np.int32), "int32 (2,)"),
+        ("occurrences", np.ones(2, np.int64), "int64 (2,)"),
+        ("clicks", np.ones(2, np.float32), "float32 (2,)"),
+        ("seen_pushes", np.zeros(1 << TABLET_BITS, np.int64), "int64 (16,)"),
+        ("keys", replace(KEYS, keys=KEYS.keys.view(np.int64)), "int64 (2,)"),
+        ("keys", replace(KEYS, splits=KEYS.splits.astype(np.int32)), "int32 (2,)"),
+    ],
+)
+def test_arrays_of_another_dtype_are_refused_and_not_read_as_what_they_are_not(store, field, value, named):
+    """int32 ones are tiny gradients as float32 bytes, and pass for them where only the length is looked at."""
+    push = replace(make_push(KEYS, np.ones(2)), **{field: value})
+    what = "splits" if named == "int32 (2,)" and field == "keys" else field
+    with pytest.raises(TypeError, match=rf"^expected flat arrays in C order .*, got {re.escape(f'{what} {named}')}$"):
+        store.exchange(push, None)
+    if field == "gradients":
+        with pytest.raises(TypeError, match=re.escape(f"got weights {named}")):
+            store.assign(KEYS, value)
+        with pytest.raises(TypeError, match=re.escape(f"got state {named}")):
+            store.assign(KEYS, np.ones(2, np.float32), value)
+    if field == "keys":
+        with pytest.raises(TypeError, match=re.escape(f"got {what} {named}")):
+            store.exchange(None, Pull(value))
+        with pytest.raises(TypeError, match=re.escape(f"got {what} {named}")):
+            store.erase(value)
+    assert read(store, "counter", [1, 2]).tolist() == [0.0, 0.0]
+    assert store.stats()["counter"].rows == 0
+
+
+@pytest.mark.parametrize("now", [1.5, True, np.True_, -1, 1 << 32, "5", None])
+def test_a_time_that_is_none_is_refused_by_evict(store, now):
+    with pytest.raises(ValueError, match=re.escape(f"expected whole seconds 0 <= now < 2^32, got {now!r} (evict)")):
+        store.evict(now)
+    for max_rows in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match=re.escape(f"expected max_rows of at least 1, got {max_rows} (evict)")):
+            store.evict(0, max_rows)
+    assert store.evict(np.int64(5), np.int64(3)) == store.evict(5) or store.evict(5) == {}
 
 
 def test_assign_and_erase(store):
