@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -65,6 +66,8 @@ def predict_to_file(source: Path, data: Sequence[str], keep: Sequence[str], to: 
     with open_trained(source) as assembly:
         encoder = KeepingEncoder(assembly.features.without_label(), keep)
         log = other_log(assembly.config.data, data)
+        if to is not None and to.exists() and any(os.path.exists(file) and to.samefile(file) for file in log.paths):
+            raise UsageError(f"expected --to with another file than those that are read, got {to}")
         kept: deque[pa.RecordBatch] = deque()
 
         def feature_batches() -> Iterator[FeatureBatch]:

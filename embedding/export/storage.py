@@ -12,7 +12,7 @@ from pathlib import Path
 from pyarrow import fs as pafs
 
 from ..checkpoint.storage import Directory
-from ..errors import CorruptCheckpointError
+from ..errors import CheckpointMismatchError, CorruptCheckpointError
 from ..table_config import TableConfig
 from .manifest import (
     MANIFEST_NAME,
@@ -57,9 +57,30 @@ class ExportTarget:
         """Raises: ValueError where `tables` do not fit in it; FileExistsError where it would replace other files."""
         if self.is_file and len(tables) != 1:
             raise ValueError(f"expected one table for the file {self.name}, got {[table.name for table in tables]}")
+        # A checkpoint has a manifest too, and a click log may end as an export does.
+        is_taken = self.parent.size_of(self.name) is not None
+        if self.is_file:
+            if is_taken and not self._is_export(self.parent, f"{self.name}.{MANIFEST_NAME}"):
+                raise FileExistsError(f"expected an export or no file, got another file: {self.path}")
+            return
         place = self.parent.child(self.name)
-        if not self.is_file and place.exists() and place.names() and place.size_of(MANIFEST_NAME) is None:
-            raise FileExistsError(f"expected an export or an empty directory, got other files in {place.path}")
+        others = is_taken or (place.exists() and bool(place.names()))
+        if others and (is_taken or not self._is_export(place, MANIFEST_NAME)):
+            raise FileExistsError(f"expected an export or an empty directory, got other files in {self.path}")
+
+    @staticmethod
+    def _is_export(place: Directory, manifest_name: str) -> bool:
+        """Whether there is the manifest of an export and, in its own directory, nothing but its files."""
+        try:
+            manifest = decode_export_manifest(place.read(manifest_name), f"{place.path}/{manifest_name}")
+        except CheckpointMismatchError:
+            return True  # of a later version
+        except (OSError, CorruptCheckpointError):
+            return False
+        if manifest_name != MANIFEST_NAME:
+            return True
+        own = {file.path.split("/")[0] for table in manifest.tables for file in table.files}
+        return set(place.names()) <= own | {MANIFEST_NAME}
 
     @contextmanager
     def replaced(self) -> Iterator[Directory]:

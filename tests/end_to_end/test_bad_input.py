@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from small_disk import small_disk
 
+from embershard.embedding.checkpoint import open_checkpoint
+
 from .job import Job, clicks
 
 Damage = Callable[[Job], tuple[list[str], list[str]]]
@@ -288,6 +290,21 @@ def test_bad_cell_in_predict_leaves_no_file(job: Job, capsys: pytest.CaptureFixt
     message = job.fail(capsys, "predict", checkpoint, str(job.folder / "floats.parquet"), "--to", str(to))
     assert "user" in message
     assert not [path for path in job.folder.iterdir() if "predicted" in path.name]
+
+
+def test_commands_do_not_write_over_what_they_read(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint, log = job.train(capsys, "train.max_steps=20")["checkpoint"], job.folder / "clicks.parquet"
+    before = log.read_bytes()
+    (job.folder / "link.parquet").symlink_to(log)
+    for to in (log, job.folder / "link.parquet"):
+        message = job.fail(capsys, "predict", checkpoint, str(job.folder / "*.parquet"), "--to", str(to))
+        assert "expected --to with another file than those that are read, got " in message
+    assert "expected an export or no file" in job.fail(
+        capsys, "export", checkpoint, "--table", "user", "--to", str(log)
+    )
+    assert "expected an export or an empty directory" in job.fail(capsys, "export", checkpoint, "--to", checkpoint)
+    assert log.read_bytes() == before
+    assert open_checkpoint(checkpoint).manifest.step == 20
 
 
 LIMITED = """

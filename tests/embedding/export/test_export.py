@@ -248,6 +248,29 @@ def test_a_directory_of_other_files_is_not_replaced(tmp_path: Path, trained: Tra
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["thesis.tex"]
 
 
+def test_what_is_no_export_is_not_replaced_by_one(tmp_path: Path, trained: Trained) -> None:
+    """A checkpoint has a manifest.json too, and an export may have got other files beside its own."""
+    checkpoint = Path(write_checkpoint(tmp_path, trained.store, TrainingState(step=1)))
+    before = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
+    export_tables(trained.store, tmp_path / "out", ["user"], feature_map=trained.features)
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "manifest.json").write_text("{")
+    (tmp_path / "file").write_text("mine")
+    for taken in (checkpoint, tmp_path / "out", tmp_path / "broken", tmp_path / "file"):
+        with pytest.raises(FileExistsError, match=r"^expected an export or an empty directory, got other files in .*"):
+            export_tables(trained.store, taken, ["user"], feature_map=trained.features)
+    assert {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()} == before
+    assert (tmp_path / "out" / "notes.txt").read_text() == (tmp_path / "file").read_text() == "mine"
+    clicks = tmp_path / "clicks.parquet"
+    clicks.write_text("a click log")
+    with pytest.raises(FileExistsError, match=rf"^expected an export or no file, got another file: {clicks}$"):
+        export_tables(trained.store, clicks, ["user"], feature_map=trained.features)
+    assert clicks.read_text() == "a click log"
+    for _ in range(2):
+        export_tables(trained.store, tmp_path / "user.parquet", ["user"], feature_map=trained.features)
+
+
 def test_unknown_table_is_named_with_those_there_are(tmp_path: Path, trained: Trained) -> None:
     with pytest.raises(UnknownTableError, match=r"\['ad', 'user', 'user_word', 'word'\], got 'usr'"):
         export_tables(trained.store, tmp_path / "out", ["usr"])
