@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..datasets.argument_checks import whole_number
 from . import _native
 from .errors import DuplicateKeyError, UnknownTableError
 from .init_vectors import load_init_vectors
@@ -101,6 +102,7 @@ class NativeTableGroup:
     """
 
     def __init__(self, tablet_bits: int = 8, threads: int = 1, kernels: str = "") -> None:
+        tablet_bits, threads = whole_number(tablet_bits, "tablet_bits"), whole_number(threads, "threads")
         if not 1 <= threads <= MAX_THREADS:
             raise ValueError(f"expected threads in 1..{MAX_THREADS}, got {threads}")
         self._tablet_bits = tablet_bits

@@ -11,11 +11,11 @@ import numpy.typing as npt
 from .config_differences import differences
 from .errors import DuplicateKeyError, TableConflictError, UnknownTableError
 from .row_types import STORED_DTYPES
-from .store import Pull, Push
 from .table_config import TableConfig, unknown_table
 from .table_group import TableKeys, TabletSnapshot, UpdateStep
 
 NAMED_DIFFERENCES = 3
+LARGEST_LR_SCALE = float(np.finfo(np.float32).max)
 Given = TypeVar("Given")
 
 
@@ -44,45 +44,6 @@ def check_request(request: TableKeys, known: dict[str, Any], *, reads: bool = Fa
         repeated = keys[1:][keys[1:] == keys[:-1]]
         if len(repeated):
             raise DuplicateKeyError(f"expected unique keys, got key {int(repeated[0])} more than once (table {name!r})")
-
-
-_DTYPES = {
-    "keys": np.uint64,
-    "splits": np.int64,
-    "gradients": np.float32,
-    "weights": np.float32,
-    "state": np.float32,
-    "occurrences": np.uint32,
-    "clicks": np.uint32,
-    "seen_pushes": np.uint64,
-}
-
-
-def check_arrays(**given: npt.NDArray[Any] | None) -> None:
-    """Raises: TypeError unless each array that is given has the dtype of its name, is flat and in C order.
-
-    A store asks before it sends or reads anything: bytes say nothing of the dtype they were."""
-    for name, array in given.items():
-        if array is None:
-            continue
-        is_flat = isinstance(array, np.ndarray) and array.ndim == 1 and array.flags.c_contiguous
-        if not is_flat or array.dtype != _DTYPES[name]:
-            raise wrong_arrays(**{name: array})
-
-
-def check_exchange(push: Push | None, pull: Pull | None) -> None:
-    """Raises: as `check_arrays`."""
-    if push is not None:
-        check_arrays(
-            keys=push.keys.keys,
-            splits=push.keys.splits,
-            gradients=push.gradients,
-            occurrences=push.occurrences,
-            clicks=push.clicks,
-            seen_pushes=push.seen_pushes,
-        )
-    if pull is not None:
-        check_arrays(keys=pull.keys.keys, splits=pull.keys.splits)
 
 
 def wrong_arrays(**given: object) -> TypeError:
@@ -146,8 +107,11 @@ def check_droppable(name: str, configs: Mapping[str, TableConfig]) -> None:
 
 def check_step(step: UpdateStep) -> None:
     """Raises: ValueError for a step that no push can have."""
-    if not (step.examples >= 1 and step.step >= 1 and 0 <= step.now < 1 << 32 and 0 <= step.lr_scale < np.inf):
-        raise ValueError(f"expected examples ≥ 1, step ≥ 1, 0 ≤ now < 2^32, finite lr_scale ≥ 0, got {step}")
+    is_sound = 1 <= step.examples < 1 << 32 and step.step >= 1 and 0 <= step.now < 1 << 32
+    if not (is_sound and 0 <= step.lr_scale <= LARGEST_LR_SCALE):
+        raise ValueError(
+            f"expected 1 ≤ examples < 2^32, step ≥ 1, 0 ≤ now < 2^32, finite lr_scale ≥ 0 (float32), got {step}"
+        )
 
 
 def check_prepared(prepared: object | None, kind: type[Given]) -> Given | None:

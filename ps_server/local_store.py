@@ -11,8 +11,16 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from ..embedding.request_checks import check_arrays, check_exchange
+from ..datasets.argument_checks import whole_number
 from ..embedding.store import Exchange, Pull, Push, TakenSnapshots
+from ..embedding.store_checks import (
+    check_arrays,
+    check_exchange,
+    check_keys,
+    check_number,
+    check_snapshot,
+    check_tables,
+)
 from ..embedding.table_config import TableConfig
 from ..embedding.table_group import TableGroup, TableKeys, TableStats, TabletSnapshot
 from .client_tokens import ClientTokens
@@ -80,6 +88,7 @@ class LocalStore:
 
     def ensure_tables(self, tables: Sequence[TableConfig]) -> None:
         """Make the tables exist; idempotent. Raises: TableConflictError naming the field; nothing is changed."""
+        check_tables(tables)
         with self._turn():
             self._shard.apply(EnsureTables(tuple(tables)))
 
@@ -92,6 +101,8 @@ class LocalStore:
         """Apply the push, then read the rows; calls are carried out one at a time, in call order."""
         check_exchange(push, pull)
         with self._turn():
+            for table in () if pull is None else pull.keys.tables:
+                self._shard.state_width(table)  # raises for an unknown one, before the push is applied
             if push is not None and push.token is None:
                 push = replace(push, token=self._tokens.next())
             if push is None:
@@ -113,7 +124,8 @@ class LocalStore:
         if_absent: bool = False,
     ) -> int:
         """Rows set; see `TableGroup.assign`."""
-        check_arrays(keys=keys.keys, splits=keys.splits, weights=weights, state=state)
+        check_keys(keys)
+        check_arrays(weights=weights, state=state)
         with self._turn():
             token, now = self._tokens.next(), self._clock()
             mutation = self._shard.decide_assign(token, keys, weights, state, if_absent=if_absent, now=now)
@@ -121,7 +133,7 @@ class LocalStore:
 
     def erase(self, keys: TableKeys) -> int:
         """Rows removed."""
-        check_arrays(keys=keys.keys, splits=keys.splits)
+        check_keys(keys)
         with self._turn():
             mutation = self._shard.decide_erase(self._tokens.next(), keys)
             return _rows(None if mutation is None else self._shard.apply(mutation))
@@ -148,16 +160,21 @@ class LocalStore:
 
     def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
         """Consistent copy of one tablet with its applied memory."""
+        tablet = whole_number(tablet, "tablet")
+        if since_version is not None:
+            check_number(since_version, "since_version", 32)
         with self._turn():
             return self._shard.snapshot(tablet, since_version)
 
     def restore(self, snapshot: TabletSnapshot) -> None:
         """Replace (or merge a delta into) one tablet."""
+        check_snapshot(snapshot)
         with self._turn():
             self._shard.apply(ImportTablet(snapshot))
 
     def cut(self, tablet: int) -> int:
         """Bump the tablet's version; changes from now on carry the new one, which is returned."""
+        tablet = whole_number(tablet, "tablet")
         with self._turn():
             mutation = self._shard.decide_cut(self._tokens.next(), tablet)
             return _rows(None if mutation is None else self._shard.apply(mutation))
@@ -177,6 +194,7 @@ class LocalStore:
 
     def complete_unit(self, unit: int) -> None:
         """Let the tablets drop their applied memory of a finished work unit; late pushes of it are fenced."""
+        check_number(unit, "unit", 64)
         with self._turn():
             self._shard.apply(CompleteUnit(unit))
 

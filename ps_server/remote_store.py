@@ -11,9 +11,17 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from ..datasets.argument_checks import whole_number
 from ..embedding.errors import UnknownTableError
-from ..embedding.request_checks import check_arrays, check_exchange
 from ..embedding.store import Exchange, Pull, Push, TakenSnapshots
+from ..embedding.store_checks import (
+    check_arrays,
+    check_exchange,
+    check_keys,
+    check_number,
+    check_snapshot,
+    check_tables,
+)
 from ..embedding.table_config import TableConfig
 from ..embedding.table_group import TableKeys, TableStats, TabletSnapshot
 from . import parameter_server_pb2 as pb
@@ -94,6 +102,7 @@ class RemoteStore:
 
     def ensure_tables(self, tables: Sequence[TableConfig]) -> None:
         """Make the tables exist on every shard; idempotent. Raises: TableConflictError naming the field."""
+        check_tables(tables)
         with self._turn():
             for shard in range(self._links.map.shards):
                 self._read_tables(shard, tables)
@@ -131,7 +140,8 @@ class RemoteStore:
         if_absent: bool = False,
     ) -> int:
         """Rows set; see `TableGroup.assign`."""
-        check_arrays(keys=keys.keys, splits=keys.splits, weights=weights, state=state)
+        check_keys(keys)
+        check_arrays(weights=weights, state=state)
         with self._turn():
             token, now = self._tokens.next(), self._clock()
             layout = self._layout(keys)
@@ -158,7 +168,7 @@ class RemoteStore:
 
     def erase(self, keys: TableKeys) -> int:
         """Rows removed."""
-        check_arrays(keys=keys.keys, splits=keys.splits)
+        check_keys(keys)
         with self._turn():
             token = self._tokens.next()
             return self._calls.by_owner(
@@ -203,6 +213,9 @@ class RemoteStore:
 
     def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:
         """Consistent copy of one tablet with its applied memory."""
+        tablet = whole_number(tablet, "tablet")
+        if since_version is not None:
+            check_number(since_version, "since_version", 32)
         with self._turn():
             reply = self._calls.at_tablet(
                 tablet,
@@ -216,12 +229,14 @@ class RemoteStore:
 
     def restore(self, snapshot: TabletSnapshot) -> None:
         """Replace (or merge a delta into) one tablet."""
+        check_snapshot(snapshot)
         with self._turn():
             message, token = encode_snapshot(snapshot), self._tokens.next()
             self._calls.at_tablet(snapshot.tablet, "Restore", lambda header: encode_restore(header, token, message))
 
     def cut(self, tablet: int) -> int:
         """Bump the tablet's version; changes from now on carry the new one, which is returned."""
+        tablet = whole_number(tablet, "tablet")
         with self._turn():
             token = encode_token(self._tokens.next())
             reply = self._calls.at_tablet(
@@ -256,6 +271,7 @@ class RemoteStore:
 
     def complete_unit(self, unit: int) -> None:
         """Let the tablets drop their applied memory of a finished work unit; late pushes of it are fenced."""
+        check_number(unit, "unit", 64)
         with self._turn():
             self._calls.everywhere("CompleteUnit", lambda header: pb.CompleteUnitRequest(header=header, unit=unit))
 

@@ -325,9 +325,7 @@ class Shard:
         self._check_whole()
         try:
             return apply()
-        except REFUSALS:
-            raise
-        except Exception as error:
+        except (MemoryError, RuntimeError) as error:
             what = type(error).__name__ + (f": {error}" if str(error) else "")
             self.half_changed = f"stopped half way in {_in_words(mutation)} with {what}"
             self._check_whole(error)

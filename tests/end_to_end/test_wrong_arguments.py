@@ -72,6 +72,11 @@ def test_store_of_no_threads(threads: int) -> None:
     refused(lambda: es.LocalStore(threads=threads), f"expected threads in 1..256, got {threads}", ValueError)
 
 
+def test_store_of_numbers_that_are_none() -> None:
+    refused(lambda: es.LocalStore("8"), "expected a whole number as tablet_bits, got '8'")  # type: ignore[arg-type]
+    refused(lambda: es.LocalStore(threads=1.5), "expected a whole number as threads, got 1.5")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("keys", "kind", "message"),
     [

@@ -285,6 +285,80 @@ def test_arrays_of_another_dtype_are_refused_and_not_read_as_what_they_are_not(s
     assert store.stats()["counter"].rows == 0
 
 
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({"token": PushToken(-1, 0, 0)}, ValueError, "expected the token's unit from 0 to 2^64 - 1, got -1"),
+        ({"token": PushToken(0, 1 << 64, 0)}, ValueError, "expected the token's lease from 0 to 2^64 - 1, got "),
+        ({"token": PushToken(0, 0, -2)}, ValueError, "expected the token's batch from 0 to 2^63 - 1, got -2"),
+        ({"token": PushToken("a", 0, 0)}, TypeError, "expected a whole number as the token's unit, got 'a'"),
+        ({"token": 5}, TypeError, "expected a PushToken, got 5"),
+        ({"examples": 0}, ValueError, "expected examples from 1 to 2^32 - 1, got 0"),
+        ({"examples": 1 << 32}, ValueError, "expected examples from 1 to 2^32 - 1, got 4294967296"),
+        ({"step": 1.5}, TypeError, "expected a whole number as step, got 1.5"),
+        ({"step": 0}, ValueError, "expected step from 1 to 2^63 - 1, got 0"),
+        ({"now": True}, TypeError, "expected a whole number as now, got True"),
+        ({"now": 1 << 32}, ValueError, "expected now from 0 to 2^32 - 1, got 4294967296"),
+        ({"lr_scale": float("nan")}, ValueError, "expected lr_scale from 0 to 3.40282e+38, got nan"),
+        ({"lr_scale": 1e39}, ValueError, "expected lr_scale from 0 to 3.40282e+38, got 1e+39"),
+        ({"lr_scale": "1"}, ValueError, "expected lr_scale from 0 to 3.40282e+38, got '1'"),
+        ({"keys": [1, 2]}, TypeError, "expected TableKeys, got [1, 2]"),
+        ({"keys": replace(KEYS, splits=np.array([0, 1]))}, ValueError, "expected 2 ascending splits from 0 to 2, got "),
+        ({"keys": TableKeys(("counter",) * 2, KEYS.keys, np.array([0, 1, 2]))}, ValueError, "expected distinct tables"),
+    ],
+)
+def test_a_push_that_is_none_is_refused_in_words_by_every_store(store, change, kind, message):
+    push = make_push(KEYS, np.ones(2))
+    with pytest.raises(kind, match=rf"^{re.escape(message)}"):
+        store.exchange(replace(push, **change), Pull(KEYS))
+    assert read(store, "counter", [1, 2]).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("pull", "kind", "message"),
+    [
+        (Pull(KEYS, "none"), ValueError, "expected absent rows as one of ['initial', 'zeros', 'unseen'], got 'none'"),
+        (Pull(TableKeys.of("nothing", [1])), UnknownTableError, "expected one of tables"),
+        (
+            Pull(replace(KEYS, splits=np.array([0, 3]))),
+            ValueError,
+            "expected 2 ascending splits from 0 to 2, got [0 3]",
+        ),
+        ("counter", TypeError, "expected a Pull, got 'counter'"),
+    ],
+)
+def test_a_pull_that_is_refused_leaves_the_push_beside_it_undone(store, pull, kind, message):
+    """A push without a token would else be applied again by the caller's next try."""
+    with pytest.raises(kind, match=re.escape(message)):
+        store.exchange(count_push([1, 2]), pull)
+    assert read(store, "counter", [1, 2]).tolist() == [0.0, 0.0]
+
+
+def test_other_arguments_that_are_none_are_refused_in_words_and_leave_a_store_that_works(store):
+    for tables, got in (("user", "'user'"), (["user"], "'user'"), (None, "None"), ([USER, 5], "5")):
+        with pytest.raises(TypeError, match=rf"^expected a list of TableConfig, got {re.escape(got)}$"):
+            store.ensure_tables(tables)
+    for tablet in ("a", 1.5, None):
+        for verb in (store.snapshot, store.cut):
+            with pytest.raises(TypeError, match=re.escape(f"expected a whole number as tablet, got {tablet!r}")):
+                verb(tablet)
+    with pytest.raises(ValueError, match="expected since_version from 0"):
+        store.snapshot(0, -1)
+    for unit, message in (
+        (-1, "expected unit from 0 to"),
+        (1 << 64, "expected unit from 0"),
+        ("a", "a whole number as"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            store.complete_unit(unit)
+    with pytest.raises(TypeError, match="expected a TabletSnapshot, got None"):
+        store.restore(None)
+    with pytest.raises(TypeError, match="expected TableKeys, got None"):
+        store.erase(None)
+    store.exchange(count_push([1, 2]), None)
+    assert read(store, "counter", [1, 2]).tolist() == [-1.0, -1.0]
+
+
 @pytest.mark.parametrize("now", [1.5, True, np.True_, -1, 1 << 32, "5", None])
 def test_a_time_that_is_none_is_refused_by_evict(store, now):
     with pytest.raises(ValueError, match=re.escape(f"expected whole seconds 0 <= now < 2^32, got {now!r} (evict)")):
