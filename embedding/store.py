@@ -37,6 +37,7 @@ class Push:
     recomputed:  the same token was refused as stale and the batch was computed again from fresh rows.
     clicks:      (n,) uint32, how many of the occurrences were clicked; None: none was. Only tables that keep clicks
                  (`TableConfig.keeps_clicks`) look at it.
+    prepared:    what the store's `prepare_push` gave for these keys and occurrences, not pushed with before; or None.
     """
 
     token: PushToken | None
@@ -50,6 +51,7 @@ class Push:
     seen_pushes: npt.NDArray[np.uint64] | None = None
     recomputed: bool = False
     clicks: npt.NDArray[np.uint32] | None = None
+    prepared: object | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,10 @@ class EmbeddingStore(Protocol):
 
     def tables(self) -> tuple[TableConfig, ...]:
         """Configurations of the tables there are."""
+
+    def prepare_push(self, keys: TableKeys, occurrences: npt.NDArray[np.uint32]) -> object | None:
+        """`Push.prepared` of a later push: what can be done before there are gradients, by another thread than the one
+        that pushes. None where nothing is gained. Changes nothing; what is wrong with the keys is told by the push."""
 
     def exchange(self, push: Push | None, pull: Pull | None) -> Exchange:
         """Apply the push, then read the rows; both in one call a shard.

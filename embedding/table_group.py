@@ -238,9 +238,10 @@ class TableGroup(Protocol):
         alone); nothing is changed."""
 
     def prepare(self, request: TableKeys, occurrences: npt.NDArray[np.uint32]) -> object:
-        """What `apply_gradients` does before it needs the gradients, done while they are on their way; changes nothing.
+        """What `apply_gradients` to all tablets does before it needs the gradients, done ahead; changes nothing.
 
-        Raises: UnknownTableError."""
+        Thread safety: any thread, beside any verb. Raises: UnknownTableError; DuplicateKeyError may be left to the
+        push."""
 
     def assign(
         self,

@@ -159,11 +159,14 @@ class EmbeddingCollection(nn.Module):
                 self._row_optimizer.expect(pulled)
         return EmbeddingOutput(pulled)
 
-    def prepare(self, batch: FeatureBatch) -> KeyedBatch:
-        """The batch with its unique keys. Thread safety: any thread."""
+    def prepare(self, batch: FeatureBatch, *, for_push: bool = False) -> KeyedBatch:
+        """The batch with its unique keys. for_push: and with what its push can have done before there are gradients.
+
+        Thread safety: any thread."""
         if not isinstance(batch, FeatureBatch):
             raise TypeError(f"expected a FeatureBatch, as a feature map encodes them, got {type(batch).__name__}")
-        return KeyedBatch(batch, self.layout.deduplicate(batch))
+        unique = self.layout.deduplicate(batch)
+        return KeyedBatch(batch, unique, self.store.prepare_push(unique.keys, unique.occurrences) if for_push else None)
 
     def exchange(self, push: Push | None, keyed: KeyedBatch | None, *, training: bool) -> Exchange:
         """One data call: apply the push, then read the rows of `keyed`. Thread safety: any thread, one at a time."""

@@ -234,7 +234,7 @@ class _Pipeline:
                     self._reading.rest()
                 if self._stopping.is_set() or (batch := next(iterator, None)) is None:
                     break
-                self._prepared.put(self._embeddings.prepare(batch))
+                self._prepared.put(self._embeddings.prepare(batch, for_push=self.training))
         except BaseException as error:
             end = _Failure(error)
         try:

@@ -18,10 +18,11 @@ from .row_layout import RowLayout
 
 @dataclass(frozen=True, slots=True)
 class KeyedBatch:
-    """A batch and its unique keys: all that a pull needs."""
+    """A batch and its unique keys: all that a pull needs. prepared: `Push.prepared` of its push."""
 
     batch: FeatureBatch
     unique: UniqueKeys
+    prepared: object | None = None
 
 
 class PulledRows:
@@ -38,6 +39,7 @@ class PulledRows:
         self.recomputed = recomputed
         self.batch = keyed.batch
         self.unique = keyed.unique
+        self._prepared = keyed.prepared
         self.layout = layout
         self.seen_pushes = rows.pushes
         self.row_starts = [int(self.unique.keys.splits[group.first_table]) for group in layout.groups]
@@ -89,6 +91,7 @@ class PulledRows:
         self, gradients: npt.NDArray[np.float32], token: PushToken | None, *, step: int, now: int, lr_scale: float
     ) -> Push:
         """The push of these rows' gradients."""
+        prepared, self._prepared = self._prepared, None
         return Push(
             token,
             self.unique.keys,
@@ -101,6 +104,7 @@ class PulledRows:
             self.seen_pushes,
             self.recomputed,
             self.layout.clicks(self.batch, self.unique),
+            prepared,
         )
 
 

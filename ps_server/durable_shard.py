@@ -91,8 +91,8 @@ class DurableShard:
         report = None if push is None else self.push(push, tablets)
         return Exchange(report, None if pull is None else self.shard.read(pull, out))
 
-    def push(self, push: Push, tablets: TabletMask | None = None, prepared: object | None = None) -> PushReport:
-        """What became of the push, durable. prepared: what `Shard.prepare` gave for it.
+    def push(self, push: Push, tablets: TabletMask | None = None) -> PushReport:
+        """What became of the push, durable.
 
         Raises: as `Shard.decide` and `TableGroup.apply_gradients`; PushLogFullError (no room: nothing was changed, it
         may be sent again), PushLogFailedError."""
@@ -101,7 +101,7 @@ class DurableShard:
             decision = self.shard.decide(push, tablets)
             if decision.refusal is not None:
                 self._carry_out(decision.refusal)
-            update = self._carry_out_push(decision, prepared)
+            update = self._carry_out_push(decision)
             end = self.log_end
         self._wait(end)
         return self.shard.push_report(decision, update)
@@ -242,11 +242,11 @@ class DurableShard:
             self._try_roll(self._log.writer, self.shard.generation)
         return result
 
-    def _carry_out_push(self, decision: PushDecision, prepared: object | None) -> UpdateReport:
+    def _carry_out_push(self, decision: PushDecision) -> UpdateReport:
         mutation = decision.mutation
         if mutation is None:
             return UpdateReport()
-        return self._log_and_apply(mutation, lambda: self.shard.apply_push(decision, prepared))
+        return self._log_and_apply(mutation, lambda: self.shard.apply_push(decision))
 
     def _log_and_apply(self, mutation: Mutation, apply: Callable[[], Result]) -> Result:
         end = None if self._log is None else self._log.writer.append(mutation)

@@ -164,4 +164,5 @@ def _reduced(
         gradients=np.concatenate(gradients) if gradients else push.gradients,
         occurrences=push.occurrences[whole],
         clicks=None if push.clicks is None else push.clicks[whole],
+        prepared=None,
     )

@@ -97,6 +97,12 @@ class LocalStore:
         with self._turn():
             return self._shard.tables()
 
+    def prepare_push(self, keys: TableKeys, occurrences: npt.NDArray[np.uint32]) -> object | None:
+        """`Push.prepared` of a later push: its keys by tablet, known to differ. Any thread, beside any verb."""
+        self._turn()
+        shard: Shard | None = getattr(self, "_shard", None)  # closed in this moment: the push will tell
+        return None if shard is None else shard.prepare_push(keys, occurrences)
+
     def exchange(self, push: Push | None, pull: Pull | None) -> Exchange:
         """Apply the push, then read the rows; calls are carried out one at a time, in call order."""
         check_exchange(push, pull)

@@ -123,6 +123,10 @@ class RemoteStore:
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
+    def prepare_push(self, keys: TableKeys, occurrences: npt.NDArray[np.uint32]) -> object | None:
+        """None: shards prepare the keys of a push themselves, while its gradients are on their way."""
+        return None
+
     def exchange(self, push: Push | None, pull: Pull | None) -> Exchange:
         """Apply the push, then read the rows; one call a shard. Calls are carried out one at a time, in call order."""
         check_exchange(push, pull)

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import grpc
@@ -173,13 +173,15 @@ class ParameterServerService:
         self._check(call.header)
         report = None
         if call.push is not None:
-            self._check_sizes(call.push)
-            prepared = None
+            push = call.push
+            self._check_sizes(push)
             if bell is not None:
                 bell.wait(Piece.KEYS)
-                prepared = self._shard.prepare(call.push, call.tablets) if bell.pending else None
+                if bell.pending:
+                    prepared = self._shard.prepare_push(push.keys, push.occurrences, call.tablets)
+                    push = replace(push, prepared=prepared)
                 bell.wait(Piece.ALL)
-            report = self._durable.push(call.push, call.tablets, prepared)
+            report = self._durable.push(push, call.tablets)
             if report.applied:
                 self._norms.add(call.norms)
             self._metrics.count_push(report, call.push)

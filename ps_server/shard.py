@@ -62,12 +62,14 @@ class PushDecision:
     """What a shard will do with a push: `mutation` applies it (None: nothing to apply); `stale` tablets refuse it.
 
     refusal: what the refusing tablets have to remember (None: nothing new); it goes before `mutation`.
+    prepared: of the push.
     """
 
     mutation: ApplyPush | None
     verdict: Verdict
     stale: TabletMask
     refusal: RefusePush | None = None
+    prepared: object | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,19 +221,21 @@ class Shard:
         mutation = ApplyPush(
             push.token, push.keys, push.gradients, push.occurrences, step, fresh, late, late_lr, push.clicks
         )
-        return PushDecision(mutation, verdict, stale, refusal)
+        return PushDecision(mutation, verdict, stale, refusal, push.prepared)
 
-    def prepare(self, push: Push, tablets: TabletMask | None = None) -> object | None:
-        """What `apply_push` can do before it needs the push's gradients; None for nothing, as where `decide` or it will
-        refuse the push. Any thread."""
+    def prepare_push(
+        self, keys: TableKeys, occurrences: npt.NDArray[np.uint32], tablets: TabletMask | None = None
+    ) -> object | None:
+        """`Push.prepared` of a push that speaks for `tablets`: what can be done before there are gradients. None for
+        nothing, as where the push will be refused. Any thread."""
         if not self._owns_all or (tablets is not None and not tablets.all()):
             return None
         try:
-            return self._tables.prepare(push.keys, push.occurrences)
+            return self._tables.prepare(keys, occurrences)
         except (LookupError, ValueError):
             return None
 
-    def apply_push(self, decision: PushDecision, prepared: object | None = None) -> UpdateReport:
+    def apply_push(self, decision: PushDecision) -> UpdateReport:
         """Carry out the decision; its refusal and its mutation must be the next ones applied."""
         if decision.refusal is not None:
             self.apply(decision.refusal)
@@ -240,7 +244,7 @@ class Shard:
         if self._is_sampled():
             self._pushed_keys += self._sampling * keys_per_tablet(decision.mutation.keys.keys, self.tablet_bits)
         mutation = decision.mutation
-        return self._carry_out(mutation, lambda: self._apply_push(mutation, prepared))
+        return self._carry_out(mutation, lambda: self._apply_push(mutation, decision.prepared))
 
     @staticmethod
     def push_report(decision: PushDecision, update: UpdateReport) -> PushReport:

@@ -22,6 +22,7 @@ void TableGroup::partition(const Request& request, const uint32_t* occurrences, 
   int bits = 0;
   while (bits < tablet_bits_ && (n >> (bits + 1)) >= wanted) ++bits;
   partition.group_bits = bits;
+  partition.is_unique = false;
   partition.starts.assign((size_t{1} << bits) + 1, 0);
   uint32_t* starts = partition.starts.data();
   partition.key_counts.assign(tablets(), 0);
@@ -55,15 +56,31 @@ void TableGroup::partition(const Request& request, const uint32_t* occurrences, 
 TableGroup::PreparedKeys TableGroup::prepare(const Request& request, const uint32_t* occurrences) {
   std::shared_lock structure(structure_);
   require(request.tables, request.table_count);
-  Partition& parted = scratch().partition;
-  partition(request, occurrences, nullptr, parted);
   PreparedKeys prepared;
+  prepared.partition_ = spare_partition();
+  Partition& parted = prepared.partition_;
+  partition(request, occurrences, nullptr, parted);
+  UniqueCheck unique(*this, request, parted, nullptr);
+  unique.run();
+  unique.end();
+  parted.is_unique = true;
   prepared.group_ = this;
   prepared.tables_.assign(request.tables, request.tables + request.table_count);
   prepared.splits_.assign(request.splits, request.splits + request.table_count + 1);
-  // Taken from this thread, and given back by the push on it: neither allocates in steady state.
-  prepared.partition_ = std::move(parted);
   return prepared;
+}
+
+TableGroup::Partition TableGroup::spare_partition() {
+  std::lock_guard guard(spare_mutex_);
+  if (spare_.empty()) return {};
+  Partition spare = std::move(spare_.back());
+  spare_.pop_back();
+  return spare;
+}
+
+void TableGroup::keep_spare(Partition&& partition) {
+  std::lock_guard guard(spare_mutex_);
+  if (spare_.size() < kMostSpare) spare_.push_back(std::move(partition));
 }
 
 TableGroup::UniqueCheck::UniqueCheck(const TableGroup& group, const Request& request, const Partition& partition, const bool* mask)

@@ -28,6 +28,8 @@ struct TableGroup::Partition {
   std::vector<uint32_t> key_counts;  // per tablet, how many of its keys are wanted
   std::vector<uint8_t> skipped;    // per entry, whether a policy holds it back; empty if no table has one
 
+  bool is_unique = false;          // the keys are known to differ
+
   size_t groups() const { return size_t{1} << group_bits; }
   // visit(tablet) for each tablet of the group that has wanted keys, ascending.
   template <typename Visit>
@@ -49,7 +51,7 @@ struct TableGroup::Partition {
   }
 };
 
-// A partition that was made before the gradients are there.
+// A partition that was made, and whose keys were found to differ, before the gradients are there.
 class TableGroup::PreparedKeys {
  public:
   // Whether it is of this request to this group and has not been taken before; now it is.
@@ -190,8 +192,12 @@ void TableGroup::for_each_sorted(const Partition& partition, size_t begin, size_
 // `work(share)` on the threads of a verb, once all keys are known to differ. Throws DuplicateKey; nothing has been changed then.
 template <typename Work>
 void TableGroup::change_groups(const Request& request, const Partition& partition, const bool* mask, Work work) {
-  UniqueCheck unique(*this, request, partition, mask);
   GroupShare share(*this, partition);
+  if (partition.is_unique) {
+    share_out(request.size(), [&](size_t) { work(share); });
+    return;
+  }
+  UniqueCheck unique(*this, request, partition, mask);
   share_out(request.size(), [&](size_t) {
     if (unique.run()) work(share);
   });

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <shared_mutex>
 #include <string>
 #include <utility>
@@ -152,7 +153,7 @@ class TableGroup {
   UpdateReport apply_gradients(const Request& request, const Gradients& gradients, const uint32_t* occurrences,
                                const UpdateStep& step, const bool* mask, const uint32_t* clicks = nullptr,
                                PreparedKeys* prepared = nullptr);
-  // The partition of a push to all tablets, made before its gradients are there.
+  // The partition of a push to all tablets, made before its gradients are there. Any thread. Throws DuplicateKey.
   PreparedKeys prepare(const Request& request, const uint32_t* occurrences);
   // Rows set. New keys for which a full part finds no room are left out, the largest first.
   int64_t assign(const Request& request, const GivenRows& given, const bool* mask);
@@ -174,6 +175,7 @@ class TableGroup {
   PartStats stats(int32_t table);
 
  private:
+  static constexpr size_t kMostSpare = 8;
   static constexpr size_t kThreadedKeys = 8192;  // smaller requests stay on the calling thread
 
   struct Partition;
@@ -191,6 +193,9 @@ class TableGroup {
   void require(const int32_t* tables, size_t count) const;
   void partition(const Request& request, const uint32_t* occurrences, const bool* mask, Partition& partition) const;
   void check_unique(const Request& request) const;
+  // Memory of an earlier one for a partition that is handed from thread to thread, so that it allocates nothing in steady state.
+  Partition spare_partition();
+  void keep_spare(Partition&& partition);
   // Erases the keys of one group of tablets, whose locks are held alone.
   int64_t erase_group(const Request& request, const Partition& parted, size_t group);
   template <typename Work>
@@ -219,6 +224,8 @@ class TableGroup {
   std::unique_ptr<Tablet[]> tablets_;
   std::vector<std::unique_ptr<Table>> tables_;
   std::shared_mutex structure_;  // alone: add or drop tables; shared: every verb
+  std::mutex spare_mutex_;
+  std::vector<Partition> spare_;
   ThreadPool pool_;
 };
 

@@ -177,12 +177,8 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const Gradients
   std::shared_lock structure(structure_);
   require(request.tables, request.table_count);
   Scratch& mine = scratch();
-  Partition& parted = mine.partition;
-  if (prepared != nullptr) {
-    parted = std::move(prepared->partition_);
-  } else {
-    partition(request, occurrences, mask, parted);
-  }
+  Partition& parted = prepared == nullptr ? mine.partition : prepared->partition_;
+  if (prepared == nullptr) partition(request, occurrences, mask, parted);
   std::vector<std::vector<BlockPlan>> plans;
   for (size_t t = 0; t < request.table_count; ++t) plans.push_back(table(request.tables[t]).plan(step));
   const size_t* offsets = value_offsets(request);
@@ -223,6 +219,7 @@ UpdateReport TableGroup::apply_gradients(const Request& request, const Gradients
       total.refused_keys[t].insert(total.refused_keys[t].end(), report.refused_keys[t].begin(), report.refused_keys[t].end());
     }
   });
+  if (prepared != nullptr) keep_spare(std::move(parted));
   for (auto& keys : total.refused_keys) std::sort(keys.begin(), keys.end());
   return total;
 }

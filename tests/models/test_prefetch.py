@@ -15,7 +15,6 @@ import torch
 from model_fakes import CLICK_FEATURES, Features, RecordingStore, bags, click_batches, local_store
 
 from embershard.datasets.work_unit import BatchId
-from embershard.embedding.reference import ReferenceTableGroup
 from embershard.embedding.store import Exchange, Pull, Push, PushToken
 from embershard.embedding.table_config import Sgd, Zeros
 from embershard.embedding.table_group import TableKeys
@@ -388,7 +387,7 @@ class BusyStore(RecordingStore):
 
     def __init__(self, before: set[int], max_staleness: int) -> None:
         limit = StalenessLimit(max_staleness, staleness_lr=1.0)
-        super().__init__(LocalStore(tables=ReferenceTableGroup(2), staleness=limit))
+        super().__init__(LocalStore(2, staleness=limit))
         self._before = before
         self.foreign = 0
 
@@ -423,6 +422,21 @@ def test_stale_batch_comes_again_and_each_is_applied_once(depth: int, before: se
     assert values is not None
     # Key 7: once for each batch and foreign push; the batches' own keys once each.
     assert values.values.tolist() == [-6.0 - store.foreign] + [-1.0] * 6
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_pushes_are_prepared_ahead_where_there_will_be_some(training: bool) -> None:
+    store = RecordingStore(LocalStore(2))
+    _, embeddings = collection(store)
+    embeddings.train(training)
+    rows = embeddings.optimizer()
+    for _, inputs in prefetch(numbered(6), embeddings, 1):
+        if training:
+            inputs.values().sum().backward()
+            rows.step()
+    pushes = [push for push, _ in store.calls if push is not None]
+    assert len(pushes) == (6 if training else 0)
+    assert all(push.prepared is not None for push in pushes)
 
 
 def test_stale_batch_that_is_given_up_ends_the_loop_all_the_same() -> None:

@@ -324,7 +324,7 @@ def test_client_that_is_killed_leaves_no_thread_and_no_memory(tmp_path):
 
 def test_push_to_a_table_that_is_made_anew_while_it_comes_is_applied_to_the_new_one(tmp_path, monkeypatch, calls):
     with shard_and_store(tmp_path) as (server, store):
-        prepare, made = server.shard.prepare, []
+        prepare, made = server.shard.prepare_push, []
 
         def prepare_and_make_anew(*arguments):
             made.append(prepare(*arguments))
@@ -332,7 +332,7 @@ def test_push_to_a_table_that_is_made_anew_while_it_comes_is_applied_to_the_new_
             server.shard._tables.ensure_table(TABLE)
             return made[0]
 
-        monkeypatch.setattr(server.shard, "prepare", prepare_and_make_anew)
+        monkeypatch.setattr(server.shard, "prepare_push", prepare_and_make_anew)
         monkeypatch.setattr(ClientBlock, "_write", slowly(ClientBlock._write))
         report = store.exchange(push_of(0), None).report
         assert made != [None]
@@ -447,9 +447,11 @@ def test_prepared_keys_serve_one_push_of_their_request():
     with pytest.raises(ValueError, match="prepared"):
         groups[0].apply_gradients(KEYS, push.gradients, once, UpdateStep(), prepared=prepared)
     twice = TableKeys.of("wide", np.repeat(KEYS.keys[:10_000], 2))
-    prepared = groups[0].prepare(twice, once)
     with pytest.raises(DuplicateKeyError):
-        groups[0].apply_gradients(twice, push.gradients, once, UpdateStep(), prepared=prepared)
+        groups[0].prepare(twice, once)
+    same = TableKeys(KEYS.tables, KEYS.keys.copy(), KEYS.splits.copy())
+    with pytest.raises(ValueError, match="this very request"):
+        groups[0].apply_gradients(same, push.gradients, once, UpdateStep(), prepared=groups[0].prepare(KEYS, once))
     assert groups[0].lookup(KEYS).tobytes() == groups[1].lookup(KEYS).tobytes()
     with pytest.raises(UnknownTableError):
         groups[0].prepare(TableKeys.of("slim", KEYS.keys), once)

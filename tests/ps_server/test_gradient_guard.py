@@ -31,13 +31,16 @@ def test_sound_push_passes_untouched():
 
 
 def test_rows_that_are_not_finite_are_left_out_with_their_counts():
-    unfit = replace(push([[1, 1], [np.nan, 1], [2, 2]], [np.inf, 7]), clicks=np.array([0, 1, 1, 2, 3], np.uint32))
+    unfit = replace(
+        push([[1, 1], [np.nan, 1], [2, 2]], [np.inf, 7]), clicks=np.array([0, 1, 1, 2, 3], np.uint32), prepared=KEYS
+    )
     guarded = GradientGuard(GuardOptions()).inspect(unfit, WIDTHS)
     assert guarded.push.keys.keys.tolist() == [1, 3, 5]
     assert guarded.push.keys.splits.tolist() == [0, 2, 3]
     assert guarded.push.gradients.tolist() == [1, 1, 2, 2, 7]
     assert guarded.push.occurrences.tolist() == [0, 2, 4]
     assert guarded.push.clicks.tolist() == [0, 1, 3]
+    assert guarded.push.prepared is None
     assert guarded.held_out == {"a": 1, "b": 1}
 
 

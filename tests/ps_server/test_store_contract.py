@@ -195,6 +195,28 @@ def test_push_under_the_same_token_is_applied_once_b50(store):
     assert read(store, "counter", range(20)).tolist() == [-30.0] * 20
 
 
+def test_a_prepared_push_gives_the_same_rows(store):
+    draw = np.random.default_rng(0)
+    with LocalStore(tables=ReferenceTableGroup(TABLET_BITS)) as plain:
+        plain.ensure_tables([USER, ITEM, COUNTER])
+        for batch in range(6):
+            numbers = draw.choice(400, 200, replace=False)
+            keys = TableKeys(("user", "counter"), keys_of(*numbers, *numbers[:50]), np.array([0, 200, 250]))
+            token = PushToken(5, 1, batch)
+            push = make_push(keys, draw.normal(size=200 * 3 + 50), token)
+            ready = replace(push, prepared=store.prepare_push(keys, push.occurrences))
+            if batch == 3:  # a table that is made anew in between
+                for each in (store, plain):
+                    each.drop_table("counter")
+                    each.ensure_tables([COUNTER])
+            reports = [store.exchange(ready, None).report, plain.exchange(push, None).report]
+            assert reports[0] == reports[1]
+            again = replace(push, prepared=store.prepare_push(keys, push.occurrences))
+            assert store.exchange(again, None).report.applied == 0
+        pairs = zip(snapshots(store), snapshots(plain), strict=True)
+        assert all(same_snapshot(units_only(left), units_only(right)) for left, right in pairs)
+
+
 def test_pushes_without_a_unit_are_all_applied(store):
     for _ in range(3):
         store.exchange(count_push([1, 2]), None)
@@ -505,9 +527,11 @@ def test_delta_holds_what_changed_since_the_cut(store):
 def test_unknown_table_and_duplicate_keys_change_nothing(store):
     with pytest.raises(UnknownTableError, match="nobody"):
         store.exchange(make_push(TableKeys.of("nobody", keys_of(1)), [1.0]), None)
-    twice = TableKeys.of("counter", keys_of(1, 1))
-    with pytest.raises(DuplicateKeyError):
-        store.exchange(make_push(twice, np.ones(2)), None)
+    twice = make_push(TableKeys.of("counter", keys_of(1, 1)), np.ones(2))
+    for push in (twice, replace(twice, prepared=store.prepare_push(twice.keys, twice.occurrences))):
+        with pytest.raises(DuplicateKeyError):
+            store.exchange(push, None)
+    assert store.prepare_push(TableKeys.of("nobody", keys_of(1)), np.ones(1, np.uint32)) is None
     assert store.stats()["counter"].rows == 0
 
 
