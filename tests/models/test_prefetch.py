@@ -364,12 +364,14 @@ def test_the_reader_rests_while_batches_wait_and_not_while_the_loop_waits_for_it
             yield batch
 
     loop = prefetch(source(), embeddings, 0, synchronous_steps=0)
-    next(loop)
     deadline = time.monotonic() + 30
-    while len(policies) < 1 + PREPARED_AHEAD and time.monotonic() < deadline:
-        time.sleep(0.001)  # the reader goes as far ahead as it may
+    for taken in (1, 2):
+        next(loop)
+        while len(policies) < taken + PREPARED_AHEAD and time.monotonic() < deadline:
+            time.sleep(0.001)  # the reader goes as far ahead as it may
     assert policies[0] == os.SCHED_OTHER
-    assert policies[PREPARED_AHEAD - 1] == os.SCHED_IDLE
+    # The first batches may come before the lane's thread knows that it waits no more.
+    assert policies[-1] == os.SCHED_IDLE
     ended = threading.Thread(target=lambda: list(loop))
     ended.start()
     assert waiting.wait(30)
