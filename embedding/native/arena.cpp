@@ -63,7 +63,8 @@ void Arena::add_free(char* block, size_t bytes) {
 }
 
 void Arena::add_chunk(size_t at_least) {
-  size_t bytes = std::max(std::clamp(mapped_ / 4, kFirstChunk, kLargestChunk), at_least);
+  const size_t wanted = mapped_ < kHugePage ? std::max(mapped_, kFirstChunk) : std::clamp(mapped_ / 4, kHugePage, kLargestChunk);
+  size_t bytes = std::max(wanted, at_least);
   bytes = round_up(bytes, bytes >= kHugePage ? kHugePage : size_t{4096});
   chunks_.reserve(chunks_.size() + 1);
   char* chunk = map_memory(bytes);

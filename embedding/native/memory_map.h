@@ -38,4 +38,13 @@ inline void prefer_huge_pages([[maybe_unused]] char* start, [[maybe_unused]] cha
 #endif
 }
 
+// Puts pages that are in use already on huge ones, at once where the system can (Linux 6.1), else when it gets to it. A hint too.
+inline void collapse_pages([[maybe_unused]] char* start, [[maybe_unused]] size_t bytes) {
+#ifdef __linux__
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack
+  madvise(start, bytes, MADV_HUGEPAGE);
+  madvise(start, bytes, kCollapse);
+#endif
+}
+
 }  // namespace embershard

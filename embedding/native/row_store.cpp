@@ -9,7 +9,7 @@ namespace embershard {
 namespace {
 
 constexpr size_t kChunkBytes = size_t{64} << 20;
-constexpr size_t kSmallTable = kHugePage;  // the first bytes of a table's first chunk stay on small pages
+constexpr size_t kSmallTable = kHugePage;  // the first bytes of a table's first chunk stay on small pages until they are full
 constexpr uint64_t kMostRows = kNoRow;
 
 }  // namespace
@@ -59,6 +59,7 @@ RowRun RowStore::take(uint32_t wanted) {
   if (first + wanted > kMostRows) throw std::length_error("expected at most 2^32 - 1 rows in a table");
   while (first >> chunk_shift_ >= chunk_count_) add_chunk();
   for (uint64_t row = next_row_; row < first; ++row) free_[0].push_back(RowRun{static_cast<uint32_t>(row), 1});
+  leave_small_pages(next_row_, first + wanted);
   next_row_ = first + wanted;
   return RowRun{static_cast<uint32_t>(first), wanted};
 }
@@ -72,6 +73,14 @@ void RowStore::give_back(RowRun run) {
     run.first += count;
     run.count -= count;
   }
+}
+
+// The rows that came first are often the ones that are asked for most.
+void RowStore::leave_small_pages(uint64_t rows, uint64_t more) {
+  if (rows >> chunk_shift_ != 0) return;
+  const auto fills = [&](size_t bytes) { return rows * bytes < kSmallTable && more * bytes >= kSmallTable; };
+  if (fills(weight_bytes_)) collapse_pages(chunks_[0], kSmallTable);
+  if (fills(state_bytes_)) collapse_pages(chunks_[0] + state_offset_, kSmallTable);
 }
 
 void RowStore::add_chunk() {

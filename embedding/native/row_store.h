@@ -76,6 +76,7 @@ class RowStore {
 
  private:
   void add_chunk();
+  void leave_small_pages(uint64_t rows, uint64_t more);
 
   uint32_t weight_bytes_, state_bytes_;
   uint32_t chunk_shift_ = 0, chunk_mask_ = 0;
