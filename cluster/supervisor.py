@@ -49,7 +49,8 @@ class Supervisor:
         """`lifeline`: a descriptor whose end of file also means: end."""
         self._folder = folder
         self._lifeline = lifeline
-        self._lost_lifeline = False
+        self.lost_lifeline = False
+        """After `run`: whether the process that held the other end of the lifeline is gone."""
         self._commands = dict(commands)
         self._supervision = Supervision(commands, backoff)
         self._children: dict[int, subprocess.Popen[bytes]] = {}
@@ -71,6 +72,8 @@ class Supervisor:
                     self._wait(wake, self._seconds_to_next())
             finally:
                 self._end_children(wake)
+                # Who waits for the lock lets go of the lifeline then, and removes the folder itself.
+                self._look_at_lifeline()
                 (self._folder / STATE_FILE).unlink(missing_ok=True)
 
     @contextlib.contextmanager
@@ -81,12 +84,9 @@ class Supervisor:
         with hold_lock(self._folder / LOCK_FILE, refusal):
             yield
 
-    @property
-    def lost_lifeline(self) -> bool:
-        """Whether the process that held the other end of the lifeline is gone."""
+    def _look_at_lifeline(self) -> None:
         if self._lifeline is not None and _wait_readable(self._lifeline) and os.read(self._lifeline, 4096) == b"":
-            self._lifeline, self._lost_lifeline = None, True
-        return self._lost_lifeline
+            self._lifeline, self.lost_lifeline = None, True
 
     def _ask_stop(self) -> None:
         self._stop_asked = True
@@ -100,8 +100,9 @@ class Supervisor:
     def _wait(self, wake: int, seconds: float | None) -> None:
         watched = [wake] if self._lifeline is None else [wake, self._lifeline]
         ready = _wait(watched, seconds)
-        if self._lifeline in ready and self.lost_lifeline:
-            self._stop_asked = True
+        if self._lifeline in ready:
+            self._look_at_lifeline()
+            self._stop_asked = self._stop_asked or self.lost_lifeline
 
     def _start_due(self) -> None:
         for name in self._supervision.due(time.monotonic()):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from embershard.cluster.supervisor import (
     LOG_FOLDER,
     STATE_FILE,
     STOP_WITH_STDIN,
+    Supervisor,
 )
 
 pytestmark = pytest.mark.process
@@ -114,6 +116,22 @@ def test_sigterm_ends_everything_and_leaves_only_logs(cluster: Cluster) -> None:
     assert cluster.process.wait(20) == 0
     assert not any(is_running(pid) for pid in pids.values())
     assert sorted(path.name for path in cluster.folder.iterdir()) == [COMMANDS_FILE, LOG_FOLDER]
+
+
+def test_a_lifeline_that_is_let_go_of_after_the_end_is_not_a_lost_one(tmp_path: Path) -> None:
+    """Who has stopped the cluster removes its folder: two that remove it at once fail one another."""
+    for closes_first in (False, True):
+        read_end, write_end = os.pipe()
+        supervisor = Supervisor(tmp_path, {}, lifeline=read_end)
+        if closes_first:
+            os.close(write_end)
+        else:
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        supervisor.run()
+        if not closes_first:
+            os.close(write_end)
+        assert supervisor.lost_lifeline is closes_first
+        os.close(read_end)
 
 
 def test_end_of_its_stdin_ends_everything(cluster: Cluster) -> None:
