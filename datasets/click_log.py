@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import posixpath
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -162,6 +164,15 @@ class ClickLog:
     def paths(self) -> tuple[str, ...]:
         """The files, in reading order."""
         return tuple(self._files)
+
+    def fingerprint(self) -> str:
+        """Hex digits that two click logs share whose batches of one (run, seed, epoch, batch size) hold the same rows,
+        as far as names, numbers of rows and stages tell; the folder that the files lie in does not count."""
+        units = [
+            [(posixpath.basename(part.path), part.start, part.stop) for part in unit.slices] for unit in self._plan()
+        ]
+        stages = [repr(stage) for stage in self._records.stages if stage.kept_share != 1]
+        return hashlib.sha256(repr((units, stages)).encode()).hexdigest()[:32]
 
     def column_names(self) -> tuple[str, ...] | None:
         """Columns of the first file with those that folders and stages add; None where each row names its own."""

@@ -74,10 +74,30 @@ def load_dense_arrays(arrays: Mapping[str, Array], model: nn.Module, optimizer: 
             if name.startswith("optimizer/"):
                 _, number, key = name.split("/")
                 state.setdefault(int(number), {})[key] = tensor
+        _check_optimizer(optimizer, state)
         # Learning rates and the like stay as configured now; only moments and step counts are a run's state.
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     if "random/torch" in tensors:
         torch.set_rng_state(tensors["random/torch"])
+
+
+_STATE_NAMES: Mapping[type[torch.optim.Optimizer], frozenset[str]] = {
+    torch.optim.Adam: frozenset({"exp_avg", "exp_avg_sq", "step"}),
+    torch.optim.Adagrad: frozenset({"sum", "step"}),
+    torch.optim.SGD: frozenset({"momentum_buffer"}),
+}
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, torch.Tensor]]) -> None:
+    """Raises: CheckpointMismatchError for the state of another optimizer, which it would not know what to do with."""
+    for kind, names in _STATE_NAMES.items():
+        strange = {name for of_parameter in state.values() for name in of_parameter} - names
+        if isinstance(optimizer, kind) and (strange or any(set(one) < names for one in state.values() if one)):
+            found = sorted({name for of_parameter in state.values() for name in of_parameter})
+            raise CheckpointMismatchError(
+                f"expected state {sorted(names)} of dense optimizer {type(optimizer).__name__}, got {found}: the "
+                "checkpoint is of another one; resume with the optimizer.dense it was trained with"
+            )
 
 
 def _put(arrays: dict[str, Array], name: str, tensor: torch.Tensor) -> None:

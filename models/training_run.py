@@ -84,6 +84,7 @@ class TrainingRun:
         self._sweep = EvictionSweep(
             trainer.embeddings.store, self.config.evict_every, evicts=evicts, step=trainer.rows.steps
         )
+        self._data = log.fingerprint()
         rows = log.rows()
         self.total = None if rows is None else rows * self.config.epochs
 
@@ -107,6 +108,13 @@ class TrainingRun:
                     f"expected {name} {state.cursor[name]} as in the checkpoint, got {expected}: batches would "
                     "not be the ones that were left to train"
                 )
+        is_inside = state.cursor["unit"] > 0 or state.cursor["batch"] > 0
+        if is_inside and state.cursor.get("data", self._data) != self._data:
+            raise ResumeMismatchError(
+                f"expected the click log of the checkpoint, which is inside epoch {state.cursor['epoch']}, got other "
+                "files, rows, unit_rows or evaluation rows: some rows would be trained twice and others never; data "
+                "may change between epochs"
+            )
         self._load(state)
         self.resumed = True
 
@@ -143,7 +151,7 @@ class TrainingRun:
             "evicted": dict(self._evicted()),
             "now": self._sweep.now,
         }
-        cursor = {**self._settings(), "epoch": at.epoch, "unit": at.unit, "batch": at.batch}
+        cursor = {**self._settings(), "data": self._data, "epoch": at.epoch, "unit": at.unit, "batch": at.batch}
         return TrainerState(at.step, cursor, scalars, dense_arrays(self.trainer.model, self.trainer.dense))
 
     # --- train --------------------------------------------------------------------------------------------------------

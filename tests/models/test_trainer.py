@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +17,13 @@ import torch
 import embershard as es
 from embershard.datasets.split import RandomPart
 from embershard.datasets.synthetic import SyntheticClicks, write_synthetic_clicks
+from embershard.embedding.errors import CheckpointMismatchError
 from embershard.embedding.table_config import Score
 from embershard.feature_map.feature_config import EventTime
 from embershard.models.config import (
     DeepFMConfig,
+    DenseAdagrad,
+    DenseAdam,
     DenseSgd,
     EarlyStop,
     FactorizationMachineConfig,
@@ -379,6 +383,70 @@ def test_resume_with_other_batches_is_refused(clicks: Path, change: dict[str, An
     resumed = Job(CONFIG.model_copy(update=change))
     with pytest.raises(ResumeMismatchError, match=f"expected {named}"):
         resumed.fit(clicks, resume=stopped.checkpoints.restore("step-5", resumed.store))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_refused"),
+    [
+        (DenseAdam(), DenseAdagrad(), True),
+        (DenseAdam(), DenseSgd(), True),
+        (DenseAdagrad(), DenseAdam(), True),
+        (DenseSgd(momentum=0.9), DenseAdam(), True),
+        (DenseAdam(), DenseAdam(lr=0.1, decoupled=True), False),
+        (DenseSgd(), DenseAdam(), False),  # it has no state
+        (DenseSgd(momentum=0.9), DenseSgd(), False),
+    ],
+)
+def test_state_of_another_dense_optimizer_is_refused(clicks: Path, before: Any, after: Any, is_refused: bool) -> None:
+    stopped = Job(CONFIG.model_copy(update={"max_steps": 5}), optimizer=OptimizerConfig(dense=before))
+    stopped.fit(clicks, checkpoints=stopped.checkpoints)
+    resumed = Job(CONFIG.model_copy(update={"max_steps": 8}), optimizer=OptimizerConfig(dense=after))
+    state = stopped.checkpoints.restore("step-5", resumed.store)
+    if not is_refused:
+        assert resumed.fit(clicks, resume=state).steps == 8
+        return
+    with pytest.raises(CheckpointMismatchError, match=r"expected state \[.*\] of dense optimizer \w+, got \[.*\]: "):
+        resumed.fit(clicks, resume=state)
+
+
+@pytest.mark.parametrize("change", ["unit_rows", "file", "rows", "stage", "order"])
+@pytest.mark.parametrize("stop", [5, 48])
+def test_other_data_may_come_between_epochs_and_not_inside_one(
+    clicks: Path, tmp_path: Path, change: str, stop: int
+) -> None:
+    """Units are found by their place in the epoch: other units there would be trained twice, and others never."""
+    (tmp_path / "log").mkdir()
+    table = pq.read_table(clicks)
+    for number in range(2):
+        pq.write_table(table.slice(3_000 * number, 3_000), tmp_path / "log" / f"{number}.parquet")
+
+    def log(kind: str | None = None) -> es.ClickLog:
+        paths = sorted((tmp_path / "log").iterdir(), reverse=kind == "order")
+        stages = [RandomPart("train", 0.1)] if kind == "stage" else []
+        return es.ClickLog(paths, unit_rows=500 if kind == "unit_rows" else 1_000, run=11, stages=stages)
+
+    stopped = Job(CONFIG.model_copy(update={"max_steps": stop}))
+    stopped.trainer.fit(log(), checkpoints=stopped.checkpoints)
+    resumed = Job(CONFIG)
+    state = stopped.checkpoints.restore(f"step-{stop}", resumed.store)
+    if change == "file":
+        (tmp_path / "log" / "1.parquet").rename(tmp_path / "log" / "2.parquet")
+    if change == "rows":
+        pq.write_table(table, tmp_path / "log" / "1.parquet")
+    if stop == 48:
+        assert resumed.trainer.fit(log(change), resume=state).stopped == "finished"
+        return
+    with pytest.raises(ResumeMismatchError, match="expected the click log of the checkpoint, which is inside epoch 0"):
+        resumed.trainer.fit(log(change), resume=state)
+    del state.cursor["data"]  # as earlier versions saved it
+    assert Job(CONFIG).trainer.fit(log(change), resume=state).steps > 5
+
+
+def test_a_click_log_that_has_moved_to_another_folder_is_the_same_one(clicks: Path, tmp_path: Path) -> None:
+    stopped, resumed = Job(CONFIG.model_copy(update={"max_steps": 5})), Job(CONFIG)
+    stopped.fit(clicks, checkpoints=stopped.checkpoints)
+    moved = shutil.copy(clicks, tmp_path / clicks.name)
+    assert resumed.fit(moved, resume=stopped.checkpoints.restore("step-5", resumed.store)).steps == 96
 
 
 class Recorder(TrainObserver):
