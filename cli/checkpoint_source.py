@@ -20,7 +20,11 @@ def checkpoint_in(path: Path) -> Path:
     from ..embedding.checkpoint import list_checkpoints
 
     root = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    if (path / "manifest.json").exists() or not any(root.glob("step-*")):
+    if (path / "manifest.json").exists():
+        return path
+    if not any(root.glob("step-*")):
+        if root != path:
+            raise UsageError(f"expected a complete checkpoint in {root}, got none")
         return path
     complete, skipped = list_checkpoints(root)
     if not complete:

@@ -85,7 +85,12 @@ class EmbeddingReader:
         table = self._table(found.table)
         if not isinstance(found, Categorical | SequenceFeature):
             return table.lookup(np.array([features.key(feature, value) for value in values], np.uint64))
-        array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+        try:
+            array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+        except (pa.ArrowException, OverflowError) as error:  # of several types, or beyond 64 bits
+            raise TypeError(f"expected ids or texts of feature {feature!r}, got others: {error}") from None
+        if pa.types.is_nested(array.type):
+            raise TypeError(f"expected one id or text a value of feature {feature!r}, got {array.type}")
         if array.null_count == 0:
             return table.lookup(features.encode_values(feature, array))
         is_null = np.asarray(array.is_null().to_numpy(zero_copy_only=False))

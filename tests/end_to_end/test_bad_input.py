@@ -273,6 +273,11 @@ def test_checkpoint_without_a_manifest_does_not_exist(job: Job, capsys: pytest.C
         assert "manifest" in message
     message = job.fail(capsys, "train", str(job.path), "--resume", "output.name=run")
     assert "expected a complete checkpoint in" in message
+    for entry in sorted(checkpoint.rglob("*"), reverse=True):
+        entry.rmdir() if entry.is_dir() else entry.unlink()
+    checkpoint.rmdir()
+    message = job.fail(capsys, "predict", str(checkpoint.parent.parent), "clicks.parquet")
+    assert message.endswith("run/checkpoints, got none")
 
 
 def test_missing_files_are_named(job: Job, capsys: pytest.CaptureFixture[str]) -> None:

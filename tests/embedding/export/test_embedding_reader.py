@@ -62,6 +62,16 @@ def test_null_is_the_missing_value_of_the_feature(tmp_path: Path, trained: Train
     assert reader.lookup("word", [None]).tolist() == [[0, 0, 0, 0]]
 
 
+@pytest.mark.parametrize("values", [[[17, 18]], pa.array([[17], [18]]), [17, "18"], [1 << 70], [{"id": 17}], 17, "17"])
+def test_values_that_are_no_ids_are_refused_and_not_made_other_rows(
+    tmp_path: Path, trained: Trained, values: object
+) -> None:
+    """A list of two ids gave two vectors for one value, beside the values that they belong to."""
+    export_tables(trained.store, tmp_path / "out", ["user"], feature_map=trained.features)
+    with pytest.raises(TypeError, match=r"^expected .* of feature 'user', got "):
+        EmbeddingReader(tmp_path / "out").lookup("user", values)
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_unseen_keys_read_the_unknown_row_of_their_tablet(tmp_path: Path, format: str) -> None:
     """As evaluation reads it, over a delta and a restored checkpoint as well."""
