@@ -70,6 +70,8 @@ def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{path}: $.features: {error}") from None
     if (problem := _label_problem(config, list(features.labels))) is not None:
         raise ConfigError(f"{path}: $.features.label: {problem}")
+    if config.train.early_stop is not None and config.data.evaluate is None:
+        raise ConfigError(f"{path}: $.train.early_stop: expected rows to evaluate ($.data.evaluate), got none")
     return config
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -130,7 +131,7 @@ class RemoteStore:
     def exchange(self, push: Push | None, pull: Pull | None) -> Exchange:
         """Apply the push, then read the rows; one call a shard. Calls are carried out one at a time, in call order."""
         check_exchange(push, pull)
-        with self._turn():
+        with self._turn(), self._widths_of_now():
             if push is not None and push.token is None:
                 push = replace(push, token=self._tokens.next())
             return self._exchange(push, pull)
@@ -146,7 +147,7 @@ class RemoteStore:
         """Rows set; see `TableGroup.assign`."""
         check_keys(keys)
         check_arrays(weights=weights, state=state)
-        with self._turn():
+        with self._turn(), self._widths_of_now():
             token, now = self._tokens.next(), self._clock()
             layout = self._layout(keys)
             check_values(weights, layout.size, "weights")
@@ -441,6 +442,16 @@ class RemoteStore:
         self._widths = {table.name: table.dim for table in known}
         self._state_widths = {table.name: width for table, width in zip(known, reply.state_widths, strict=True)}
         return known
+
+    @contextlib.contextmanager
+    def _widths_of_now(self) -> Iterator[None]:
+        """Asks the shards again after a refusal: another client may have dropped a table and made it anew."""
+        try:
+            yield
+        except (ValueError, LookupError):
+            self._widths.clear()
+            self._state_widths.clear()
+            raise
 
     def _layout(self, keys: TableKeys) -> RowLayout:
         try:

@@ -67,6 +67,7 @@ def test_features_may_be_a_file_beside_the_run_file(tmp_path: Path) -> None:
             "run.yaml: $.store.shards: unknown key; expected one of ['guard', 'kind', 'tab",
         ),
         ("store={kind: cluster, shrds: 2}", "run.yaml: $.store.shrds: unknown key; did you mean 'shards'?"),
+        ("train.early_stop={}", "run.yaml: $.train.early_stop: expected rows to evaluate ($.data.evaluate), got none"),
         ("data.evaluate.shar=0.5", "run.yaml: $.data.evaluate.shar: unknown key; did you mean 'share'?"),
         ("data.kind=frape", "run.yaml: $.data.kind: unknown kind 'frape'; did you mean 'frappe'?"),
         ("features.features.0.id=int32", "run.yaml: $.features.features[0].id: expected 'int64', 'uint64' or 'text'"),

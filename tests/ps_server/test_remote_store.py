@@ -80,6 +80,35 @@ def test_interrupted_call_leaves_none_on_its_way_to_another_shard(folder, monkey
         assert np.all(store.exchange(None, Pull(keys)).rows.values == -1)
 
 
+def test_a_table_that_another_client_made_anew_is_used_after_one_refusal(folder):
+    keys = TableKeys.of("wide", np.arange(8, dtype=np.uint64) << np.uint64(60))
+    slim = TableConfig(name="wide", blocks=(ColumnBlock(dim=2, initializer=Zeros(), optimizer=Sgd(lr=1.0)),))
+
+    def push_to(width):
+        return Push(None, keys, np.ones(8 * width, np.float32), np.ones(8, np.uint32), 1, 1, 0)
+
+    def verbs(store, width):
+        return (
+            lambda: store.exchange(push_to(width), None),
+            lambda: store.exchange(None, Pull(keys)),
+            lambda: store.assign(keys, np.ones(8 * width, np.float32)),
+        )
+
+    with remote_store(folder, 2, BITS, NativeTableGroup) as store:
+        tables, width = [WIDE, slim], 64
+        store.ensure_tables([WIDE])
+        for number in range(3):
+            with connect(store._links.map.addresses[0]) as other:
+                other.drop_table("wide")
+                other.ensure_tables([tables[(number + 1) % 2]])
+            width = tables[(number + 1) % 2].dim
+            call = verbs(store, width)[number]
+            with pytest.raises(ValueError, match="expected"):
+                call()
+            call()
+            assert len(store.exchange(None, Pull(keys)).rows.values) == 8 * width
+
+
 @pytest.mark.parametrize("shared_bytes", [0, 1 << 30])
 def test_only_keys_of_a_moved_tablet_are_rerouted_and_each_push_is_applied_once(folder, shared_bytes, monkeypatch):
     # With shared memory for all sizes, parts that two shards refused meet at one shard whose memory holds one exchange.
