@@ -20,11 +20,16 @@ namespace embershard {
 
 // The request's keys by group of tablets that lie side by side; within a group in request order, so table after table.
 struct TableGroup::Partition {
+  // Side by side, as each array is written at as many places as there are groups, and these are scarce in the nearest cache.
+  struct Entry {
+    uint32_t position;  // in the request
+    uint32_t occurrences;
+  };
+
   int group_bits = 0;
   std::vector<uint32_t> starts;    // groups + 1
-  std::vector<uint32_t> order;     // position in the request
   std::vector<uint64_t> keys;
-  std::vector<uint32_t> occurrences;
+  std::vector<Entry> entries;      // one a key
   std::vector<uint32_t> key_counts;  // per tablet, how many of its keys are wanted
   std::vector<uint8_t> skipped;    // per entry, whether a policy holds it back; empty if no table has one
 
@@ -44,7 +49,9 @@ struct TableGroup::Partition {
   void for_each_table(const Request& request, size_t begin, size_t end, Visit visit) const {
     for (size_t t = 0; begin < end; ++t) {
       const auto stop = static_cast<size_t>(
-          std::lower_bound(order.data() + begin, order.data() + end, static_cast<uint32_t>(request.splits[t + 1])) - order.data());
+          std::partition_point(entries.data() + begin, entries.data() + end,
+                               [&](const Entry& entry) { return static_cast<int64_t>(entry.position) < request.splits[t + 1]; }) -
+          entries.data());
       if (begin < stop) visit(t, begin, stop);
       begin = stop;
     }
@@ -149,11 +156,11 @@ class TableGroup::BlockCutter {
   // False at the end. Within a group the keys of a table follow one another, in request order.
   bool next(KeyBlock& block) {
     if (next_ == end_) return false;
-    const uint32_t* order = partition_.order.data();
-    while (static_cast<int64_t>(order[next_]) >= request_.splits[table_ + 1]) ++table_;
+    const Partition::Entry* entries = partition_.entries.data();
+    while (static_cast<int64_t>(entries[next_].position) >= request_.splits[table_ + 1]) ++table_;
     const auto table_end = static_cast<uint32_t>(request_.splits[table_ + 1]);
     size_t count = std::min(KeyBlock::kSize, end_ - next_);
-    while (order[next_ + count - 1] >= table_end) --count;
+    while (entries[next_ + count - 1].position >= table_end) --count;
     block.table = &group_.table(request_.tables[table_]);
     block.table_index = table_;
     block.first = next_;
@@ -162,7 +169,7 @@ class TableGroup::BlockCutter {
     const size_t dim = block.table->dim();
     const size_t first = offsets_[table_] - static_cast<size_t>(request_.splits[table_]) * dim;
     block.value_bytes = dim * value_bytes_;
-    for (size_t i = 0; i < count; ++i) block.values[i] = values_ + (first + order[next_ + i] * dim) * value_bytes_;
+    for (size_t i = 0; i < count; ++i) block.values[i] = values_ + (first + entries[next_ + i].position * dim) * value_bytes_;
     next_ += count;
     return true;
   }

@@ -24,6 +24,7 @@ struct TableGroup::Scratch {
   std::vector<size_t> offsets;
   std::vector<uint8_t> touched;
   std::vector<uint32_t> missing;
+  std::vector<uint32_t> counts;
 };
 
 }  // namespace embershard

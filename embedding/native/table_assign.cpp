@@ -90,7 +90,7 @@ class TableGroup::Assign {
       table.store_initial(row, reinterpret_cast<const float*>(block.values[i]));
       RowCounters* counters = table.store.counters(row);
       if (given_.state != nullptr) {
-        const size_t at = partition_.order[entry] - static_cast<size_t>(request_.splits[block.table_index]);
+        const size_t at = partition_.entries[entry].position - static_cast<size_t>(request_.splits[block.table_index]);
         std::memcpy(RowStore::state(counters), states_[block.table_index] + at * width, width * sizeof(float));
       }
       counters->touched_at = given_.now;

@@ -31,9 +31,9 @@ int64_t TableGroup::erase_group(const Request& request, const Partition& parted,
   int64_t erased = 0;
   size_t t = 0;
   for (size_t entry = parted.starts[group]; entry < end; ++entry) {
-    while (static_cast<int64_t>(parted.order[entry]) >= request.splits[t + 1]) ++t;
+    while (static_cast<int64_t>(parted.entries[entry].position) >= request.splits[t + 1]) ++t;
     Table& used = table(request.tables[t]);
-    if (const size_t ahead = entry + kErasedAhead; ahead < end && static_cast<int64_t>(parted.order[ahead]) < request.splits[t + 1]) {
+    if (const size_t ahead = entry + kErasedAhead; ahead < end && static_cast<int64_t>(parted.entries[ahead].position) < request.splits[t + 1]) {
       const uint64_t key = parted.keys[ahead];
       __builtin_prefetch(used.parts[tablet_of(key)].home_bucket(index_hash(key)), 1, 3);
     }

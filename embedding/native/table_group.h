@@ -192,6 +192,7 @@ class TableGroup {
   // Throws std::invalid_argument if one of the tables has been dropped.
   void require(const int32_t* tables, size_t count) const;
   void partition(const Request& request, const uint32_t* occurrences, const bool* mask, Partition& partition) const;
+  void count_keys(const Request& request, uint32_t* counts) const;
   void check_unique(const Request& request) const;
   // Memory of an earlier one for a partition that is handed from thread to thread, so that it allocates nothing in steady state.
   Partition spare_partition();

@@ -60,7 +60,7 @@ class TableGroup::Push {
       for (const auto [key, entry] : sorted) {
         const auto* row_gradient = reinterpret_cast<const float*>(gradient(entry, table_index));
         if (!table.accepts(plans_[table_index], row_gradient)) continue;
-        keys.push_back({key, entry, row_gradient, partition_.occurrences[entry], 0, false});
+        keys.push_back({key, entry, row_gradient, partition_.entries[entry].occurrences, 0, false});
       }
       const int32_t unknown = table.spec.unknown_table;
       const PlannedPart planned = {table, table.parts[tablet], tablet, group_.tablet_bits_, group_.tablets_[tablet].version,
@@ -77,7 +77,7 @@ class TableGroup::Push {
   }
 
   const char* gradient(size_t entry, size_t table_index) const {
-    const size_t i = partition_.order[entry];
+    const size_t i = partition_.entries[entry].position;
     const size_t dim = group_.table(request_.tables[table_index]).dim();
     const size_t value = offsets_[table_index] + (i - static_cast<size_t>(request_.splits[table_index])) * dim;
     return static_cast<const char*>(gradients_.values) + value * gradients_.value_bytes();
@@ -119,7 +119,7 @@ class TableGroup::Push {
         block.rows[i] = finder_.insert(part, [&] { return table.create(part, key, row_); });
         ++report.created;
       }
-      const RowCounters now = {partition_.occurrences[entry], step_.now, group_.tablets_[tablet].version};
+      const RowCounters now = {partition_.entries[entry].occurrences, step_.now, group_.tablets_[tablet].version};
       entries[writes.count] = entry;
       writes.add(table.store, key, block.rows[i], row_gradient, now);
     }
@@ -138,7 +138,7 @@ class TableGroup::Push {
     for (size_t i = 0; i < writes.count; ++i) {
       if (!writes.applied[i]) continue;
       uint32_t* stored = table.store.clicks(writes.counters[i]);
-      *stored = saturating_add(*stored, clicks_[partition_.order[entries[i]]]);
+      *stored = saturating_add(*stored, clicks_[partition_.entries[entries[i]].position]);
     }
   }
 

@@ -251,8 +251,8 @@ MUTANTS = (
     Mutant(
         "assigned rows get the state of another key",
         "embedding/native/table_assign.cpp",
-        "const size_t at = partition_.order[entry] - static_cast<size_t>(request_.splits[block.table_index]);",
-        "const size_t at = i;",
+        "partition_.entries[entry].position - static_cast<size_t>(request_.splits[block.table_index]);",
+        "i;",
         TWIN + "test_large_assigns_over_tables_with_and_without_limit_and_masks_are_the_same[True-False-1]",
     ),
     Mutant(
@@ -294,7 +294,7 @@ MUTANTS = (
     Mutant(
         "clicks read in the partition's order",
         "embedding/native/table_push.cpp",
-        "clicks_[partition_.order[entries[i]]]",
+        "clicks_[partition_.entries[entries[i]].position]",
         "clicks_[entries[i]]",
         CLICKS + "test_masked_tablets_count_no_clicks[native]",
     ),
