@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from typing import Any
@@ -38,6 +37,7 @@ FIRST_BACKOFF_SECONDS, MOST_BACKOFF_SECONDS = 0.05, 2.0
 CLOSE_SECONDS = 0.5
 SHARED_BYTES = 64 << 10
 """Exchanges of fewer bytes are as fast in one message."""
+GRACE_SECONDS = 0.1
 WITH_DOORBELL = 2
 MIN_SECONDS, MAX_SECONDS = 0.001, 1e9
 
@@ -78,6 +78,19 @@ class ExchangeBytes:
     block: ClientBlock | None = None
 
 
+class _StuckError(grpc.RpcError):
+    """A call that gRPC did not end at its deadline."""
+
+    def code(self) -> grpc.StatusCode:
+        return _Code.DEADLINE_EXCEEDED
+
+    def details(self) -> str:
+        return "the peer takes no bytes"
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+
 class ShardLink:
     """A client's channel to one shard.
 
@@ -100,7 +113,7 @@ class ShardLink:
         self.tablets = ""
         self._metadata = security.metadata()
         self._channel = security.channel(address, client_options())
-        self._calls: dict[str, Callable[..., Any]] = {}
+        self._calls: dict[str, Any] = {}
         self._chunked: Any = self._channel.stream_stream(f"/{SERVICE}/Chunked")
         self.header = pb.CallHeader()
         self._wants_block = shares_memory and IS_POSSIBLE and is_local(address)
@@ -276,7 +289,9 @@ class ShardLink:
             tries += 1
             timeout = max(min(until - time.monotonic(), most), 0.001)
             try:
-                return self._try_chunked(method, data, timeout) if chunked else self._try(method, data, timeout)
+                if chunked:
+                    return self._try_chunked(method, data, timeout)
+                return self._try(method, data, timeout) if tries == 1 else self._try_again(method, data, timeout)
             except grpc.RpcError as error:
                 refusal = self._refusal(error)
                 if refusal is not None:
@@ -295,12 +310,28 @@ class ShardLink:
             time.sleep(min(backoff * random.uniform(0.5, 1.0), max(until - time.monotonic(), 0.0)))
 
     def _try(self, method: str, data: bytes, timeout: float) -> bytes:
+        reply: bytes = self._stub(method)(data, timeout=timeout, metadata=self._metadata)
+        return reply
+
+    def _try_again(self, method: str, data: bytes, timeout: float) -> bytes:
+        # gRPC ends a call that waits in its thread only when the peer took the message, which a stopped one never does.
+        # Only here, as a call that does not wait in its thread takes 3 to 5 % longer.
+        call = self._stub(method).future(data, timeout=timeout, metadata=self._metadata)
+        try:
+            reply: bytes = call.result(timeout + GRACE_SECONDS)
+        except grpc.FutureTimeoutError:
+            call.cancel()
+            raise _StuckError from None
+        except BaseException:
+            call.cancel()
+            raise
+        return reply
+
+    def _stub(self, method: str) -> Any:
         stub = self._calls.get(method)
         if stub is None:
-            call: Any = self._channel.unary_unary(f"/{SERVICE}/{method}")
-            stub = self._calls[method] = call
-        reply: bytes = stub(data, timeout=timeout, metadata=self._metadata)
-        return reply
+            stub = self._calls[method] = self._channel.unary_unary(f"/{SERVICE}/{method}")
+        return stub
 
     def _try_chunked(self, method: str, data: bytes, timeout: float) -> bytes:
         replies = self._chunked(chunks.cut(data, method), timeout=timeout, metadata=self._metadata)

@@ -63,14 +63,18 @@ def wait_until(is_true):
 @pytest.fixture
 def calls(monkeypatch):
     """Exchanges that go through the socket."""
-    seen, attempt = [], ShardLink._try
+    seen = []
 
-    def watch(link, method, data, timeout):
-        if method == "Exchange":
-            seen.append(data)
-        return attempt(link, method, data, timeout)
+    def watched(attempt):
+        def watch(link, method, data, timeout):
+            if method == "Exchange":
+                seen.append(data)
+            return attempt(link, method, data, timeout)
 
-    monkeypatch.setattr(ShardLink, "_try", watch)
+        return watch
+
+    for name in ("_try", "_try_again"):
+        monkeypatch.setattr(ShardLink, name, watched(getattr(ShardLink, name)))
     return seen
 
 

@@ -417,6 +417,7 @@ def test_a_last_try_without_time_does_not_hide_why_the_ones_before_it_failed(fol
             raise closed
 
         monkeypatch.setattr(link, "_try", fail)
+        monkeypatch.setattr(link, "_try_again", fail)
         with pytest.raises(
             StoreUnavailableError, match=r"UNAVAILABLE: Socket closed \(so does a server that expects TLS"
         ):

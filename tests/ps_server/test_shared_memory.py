@@ -154,6 +154,7 @@ def test_call_without_an_answer_is_repeated_without_the_memory_that_the_shard_ma
             return answer
 
         monkeypatch.setattr(link, "_try", lose_first_answer)
+        monkeypatch.setattr(link, "_try_again", lose_first_answer)
         monkeypatch.setattr(ClientBlock, "call", lose_first_ring)
         answer = store.exchange(push_of(PushToken(1, 1, 0), batch(0)), Pull(batch(0)[0]))
         assert (answer.report.applied, answer.report.duplicate) == (0, 16)
