@@ -19,7 +19,6 @@ from .policies import capacity_order, row_limit
 from .request_checks import (
     check_clicks,
     check_droppable,
-    check_finite,
     check_import,
     check_prepared,
     check_same_config,
@@ -241,7 +240,6 @@ class NativeTableGroup:
     ) -> int:
         """See `TableGroup.assign`."""
         check_writable(request.tables, self._owners)
-        check_finite(weights)
         ids, _ = self._ids_of(request.tables)
         try:
             return self._group.assign(ids, request.keys, request.splits, weights, state, if_absent, now, tablets)

@@ -65,6 +65,7 @@ struct Kernels {
   void (*update_rows)(const BlockPlan* plans, size_t blocks, size_t rows, const RowUpdate* updates,
                       const Ahead& ahead, bool* applied, float* scratch);
   float (*sum_of_squares)(const float* x, uint32_t n);
+  bool (*are_finite)(const float* x, size_t n);
 
   // Row of each of `count` keys in its bucket, kNoRow where it is not there. `passed` gets the numbers of those that may
   // lie in a later bucket, or whose bucket has no room for them; how many is returned.

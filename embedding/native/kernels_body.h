@@ -29,6 +29,13 @@ float sum_of_squares(const float* __restrict x, uint32_t n) {
   return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
 }
 
+bool are_finite(const float* __restrict x, size_t n) {
+  constexpr uint32_t kExponent = 0x7f800000U;  // all of its bits stand in nan and infinity alone
+  uint32_t others = 0;
+  for (size_t i = 0; i < n; ++i) others |= static_cast<uint32_t>((__builtin_bit_cast(uint32_t, x[i]) & kExponent) == kExponent);
+  return others == 0;
+}
+
 // --- initial weights --------------------------------------------------------------------------------------------------
 
 inline double natural_log(double x) {

@@ -245,5 +245,5 @@ size_t read_rows(const RowSource& source, const uint64_t* keys, size_t count, Ro
   return read_rows_of<0>(source, keys, count, type, rows, absent);
 }
 
-constexpr Kernels kSet = {KERNEL_SET_NAME, draw_block, start_state, accepts,    update_row,     update_rows, sum_of_squares,
+constexpr Kernels kSet = {KERNEL_SET_NAME, draw_block, start_state, accepts,    update_row,     update_rows, sum_of_squares, are_finite,
                           find_rows,       read_rows,  widen,       widen_rows, narrow_nearest, narrow_any,  narrow_stochastic};

@@ -30,6 +30,7 @@ struct KeyBlock {
   const uint64_t* keys;
   const char* values[kSize];  // what the caller brings each: gradients as they travel, or weights
   size_t value_bytes;
+  bool streams_weights;  // they are written without being read
   uint32_t rows[kSize];
 
   const Bucket* buckets[kSize];
@@ -77,6 +78,7 @@ class RowFinder {
         ahead.values = found.values;
         ahead.count = found.count;
         ahead.value_bytes = found.value_bytes;
+        ahead.weight_bytes = found.streams_weights ? 0 : found.table->store.weight_bytes();
       }
       if (turn >= 3 && turn - 3 < blocks) {
         finish(ring[(turn - 3) % 4], ahead);

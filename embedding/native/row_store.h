@@ -12,6 +12,8 @@
 #include <mutex>
 #include <vector>
 
+#include "streaming.h"
+
 namespace embershard {
 
 constexpr uint32_t kNoRow = 0xffffffffU;
@@ -61,11 +63,12 @@ class RowStore {
     return reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(counters) + state_bytes_ - sizeof(uint32_t));
   }
 
-  // Fetches a row to be changed.
-  [[gnu::always_inline]] void prefetch_row(uint32_t row) const {
-    prefetch_bytes<1>(weights(row), weight_bytes_);
+  // Fetches a row to be changed, and so many bytes of its weights.
+  [[gnu::always_inline]] void prefetch_row(uint32_t row, size_t weight_bytes) const {
+    prefetch_bytes<1>(weights(row), weight_bytes);
     prefetch_bytes<1>(counters(row), state_bytes_);
   }
+  [[gnu::always_inline]] void prefetch_row(uint32_t row) const { prefetch_row(row, weight_bytes_); }
 
   // A run of at most `wanted` rows (a power of two). Throws std::bad_alloc, std::length_error; nothing is changed then.
   RowRun take(uint32_t wanted);
@@ -73,6 +76,10 @@ class RowStore {
 
   // Rows ever handed out; all of them may be resident.
   size_t touched_rows() const;
+  // Whether weights that are set as a whole had better be streamed.
+  bool streams_weights() const {
+    return kHasStreams && weight_bytes_ % kLineBytes == 0 && touched_rows() * weight_bytes_ >= kBeyondCaches;
+  }
 
  private:
   void add_chunk();
@@ -97,14 +104,14 @@ struct Ahead {
   const RowStore* store = nullptr;
   const uint32_t* rows = nullptr;
   const char* const* values = nullptr;
-  size_t count = 0, value_bytes = 0;
+  size_t count = 0, value_bytes = 0, weight_bytes = 0;
   const Bucket* const* buckets = nullptr;
   size_t bucket_count = 0;
 
   [[gnu::always_inline]] void fetch(size_t i) const {
     if (i < bucket_count) __builtin_prefetch(buckets[i], 0, 3);
     if (i < count) {
-      store->prefetch_row(rows[i] == kNoRow ? 0 : rows[i]);
+      store->prefetch_row(rows[i] == kNoRow ? 0 : rows[i], weight_bytes);
       prefetch_bytes<0>(values[i], value_bytes);
     }
   }

@@ -90,6 +90,7 @@ void Table::store_initial(uint32_t row, const float* weights) const {
 }
 
 void Table::start_state(const float* weights, float* state) const {
+  if (spec.state_width == 0) return;
   for (const BlockSpec& block : spec.blocks) {
     kernels_.start_state(block, weights + block.column, state + block.state_column);
   }

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <stdexcept>
 #include <utility>
 
 #include "row_finder.h"
@@ -20,6 +21,10 @@ class TableGroup::Assign {
         given_(given),
         row_(room_for(group.widest(request), scratch().row)) {
     const float* state = given.state;
+    for (size_t t = 0; t < request.table_count; ++t) {
+      const Table& table = group.table(request.tables[t]);
+      streams_.push_back(table.is_float32() && table.store.streams_weights());
+    }
     for (size_t t = 0; given.state != nullptr && t < request.table_count; ++t) {
       states_.push_back(state);
       state += static_cast<size_t>(request.splits[t + 1] - request.splits[t]) * group.table(request.tables[t]).spec.state_width;
@@ -38,8 +43,13 @@ class TableGroup::Assign {
   int64_t run(size_t begin, size_t end) {
     int64_t done = 0;
     blocks_.start(begin, end);
-    finder_.run([&](KeyBlock& block) { return blocks_.next(block); },
-                [&](KeyBlock& block, const Ahead& ahead) { done += set(block, ahead); });
+    const auto next = [&](KeyBlock& block) {
+      if (!blocks_.next(block)) return false;
+      block.streams_weights = streams_[block.table_index];
+      return true;
+    };
+    finder_.run(next, [&](KeyBlock& block, const Ahead& ahead) { done += set(block, ahead); });
+    end_streams();
     return done;
   }
 
@@ -87,8 +97,14 @@ class TableGroup::Assign {
       } else if (leaves_old) {
         continue;
       }
-      table.store_initial(row, reinterpret_cast<const float*>(block.values[i]));
+      const auto* weights = reinterpret_cast<const float*>(block.values[i]);
       RowCounters* counters = table.store.counters(row);
+      if (block.streams_weights) {
+        stream_lines(reinterpret_cast<float*>(table.store.weights(row)), weights, block.value_bytes);
+        table.start_state(weights, RowStore::state(counters));
+      } else {
+        table.store_initial(row, weights);
+      }
       if (given_.state != nullptr) {
         const size_t at = partition_.entries[entry].position - static_cast<size_t>(request_.splits[block.table_index]);
         std::memcpy(RowStore::state(counters), states_[block.table_index] + at * width, width * sizeof(float));
@@ -109,17 +125,21 @@ class TableGroup::Assign {
   const GivenRows given_;
   float* row_;
   std::vector<const float*> states_;  // of each table, if states are given
+  std::vector<bool> streams_;         // whether each table's weights are streamed
 };
 
 int64_t TableGroup::assign(const Request& request, const GivenRows& given, const bool* mask) {
   std::shared_lock structure(structure_);
   require(request.tables, request.table_count);
+  const size_t* offsets = value_offsets(request);
+  if (!kernels_.are_finite(given.weights, offsets[request.table_count])) {
+    throw std::invalid_argument("expected finite weights, got nan or infinity");
+  }
   Partition& parted = scratch().partition;
   partition(request, nullptr, mask, parted);
   const bool any_plan = std::any_of(request.tables, request.tables + request.table_count,
                                     [&](int32_t id) { return table(id).spec.row_limit != 0; });
   parted.skipped.assign(any_plan ? request.size() : 0, 0);
-  const size_t* offsets = value_offsets(request);
   std::atomic<int64_t> done{0};
   change_groups(request, parted, mask, [&](GroupShare& share) {
     Assign assign(*this, request, parted, given, offsets);

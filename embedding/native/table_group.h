@@ -155,7 +155,8 @@ class TableGroup {
                                PreparedKeys* prepared = nullptr);
   // The partition of a push to all tablets, made before its gradients are there. Any thread. Throws DuplicateKey.
   PreparedKeys prepare(const Request& request, const uint32_t* occurrences);
-  // Rows set. New keys for which a full part finds no room are left out, the largest first.
+  // Rows set. New keys for which a full part finds no room are left out, the largest first. Throws std::invalid_argument for
+  // weights that are not finite.
   int64_t assign(const Request& request, const GivenRows& given, const bool* mask);
   int64_t erase(const Request& request, const bool* mask);
   // Per table, ascending keys that its policies let go at `now`, among the next `max_rows` rows from the cursor on, of the

@@ -18,6 +18,7 @@ from embershard.embedding.table_config import (
     Capacity,
     ColumnBlock,
     Normal,
+    RowwiseAdagrad,
     TableConfig,
     TruncatedNormal,
     Uniform,
@@ -347,3 +348,30 @@ def test_values_of_another_dtype_or_length_are_refused_and_change_nothing() -> N
         with pytest.raises(TypeError):
             group.lookup(request, "initial", read_only)
     assert group.stats()["user"].rows == 0
+
+
+@pytest.mark.parametrize(("row_type", "dim"), [("float32", 256), ("bfloat16", 512)])
+def test_rows_of_tables_larger_than_caches_are_set_alike(row_type: str, dim: int) -> None:
+    count, rng = 36_000, np.random.default_rng(0)
+    group = NativeTableGroup(4, 2)
+    block = ColumnBlock(dim=dim, optimizer=RowwiseAdagrad())
+    group.ensure_table(TableConfig(name="user", blocks=(block,), dtype=row_type))
+    keys = rng.permutation(np.arange(1, 2 * count + 1, dtype=np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+    values = rng.integers(-100, 100, 2 * count * dim).astype(np.float32)  # exact in every row type
+    rows, state = values.reshape(-1, dim), np.arange(2 * count, dtype=np.float32)
+    first, second = np.arange(count), np.arange(count // 2, 2 * count)
+    group.assign(TableKeys.of("user", keys[first]), rows[first].ravel())
+    shifted = rows + 1
+    done = group.assign(TableKeys.of("user", keys[second]), shifted[second].ravel(), state[second], now=7)
+    assert done == len(second)
+    fill = TableKeys.of("user", keys[: count // 2 + 10])
+    assert group.assign(fill, np.zeros(len(fill.keys) * dim, np.float32), if_absent=True) == 0
+    expected = np.where(np.arange(2 * count)[:, None] < count // 2, rows, shifted)
+    assert np.array_equal(group.lookup(TableKeys.of("user", keys)).reshape(-1, dim), expected)
+    number = {int(key): place for place, key in enumerate(keys)}
+    for tablet in range(16):
+        part = group.snapshot(tablet).tables["user"]
+        place = np.array([number[int(key)] for key in part.keys])
+        assert np.array_equal(part.state[:, 0], np.where(place < count // 2, 0, state[place]))
+    with pytest.raises(ValueError, match="finite"):
+        group.assign(TableKeys.of("user", keys[:1]), np.full(dim, np.inf, np.float32))

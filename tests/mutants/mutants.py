@@ -256,6 +256,20 @@ MUTANTS = (
         TWIN + "test_large_assigns_over_tables_with_and_without_limit_and_masks_are_the_same[True-False-1]",
     ),
     Mutant(
+        "halves streamed as floats",
+        "embedding/native/table_assign.cpp",
+        "streams_.push_back(table.is_float32() && table.store.streams_weights());",
+        "streams_.push_back(table.store.streams_weights());",
+        TWIN + "test_rows_of_tables_larger_than_caches_are_set_alike[bfloat16-512]",
+    ),
+    Mutant(
+        "weights of large tables streamed to the row before",
+        "embedding/native/table_assign.cpp",
+        "stream_lines(reinterpret_cast<float*>(table.store.weights(row)), weights, block.value_bytes);",
+        "stream_lines(reinterpret_cast<float*>(table.store.weights(row - (row != 0))), weights, block.value_bytes);",
+        TWIN + "test_rows_of_tables_larger_than_caches_are_set_alike[float32-256]",
+    ),
+    Mutant(
         "old rows of a full table assigned in spite of if_absent",
         "embedding/native/table_assign.cpp",
         "partition_.skipped[entry] = !is_new && given_.if_absent;",
