@@ -61,6 +61,23 @@ def test_every_row_comes_once_and_batches_are_full_inside_a_unit(folder: Path, s
     assert in_order is not shuffle
 
 
+class EvenRows:
+    """A stage of one's own, without words for itself."""
+
+    inputs, outputs, kept_share = (ColumnSpec("row", pa.int64()),), (), 0.5
+
+    def apply(self, records: pa.RecordBatch, origin: object) -> pa.RecordBatch:
+        return records.filter(pa.array(np.asarray(records.column("row")) % 2 == 0))
+
+
+def test_a_fingerprint_is_the_same_in_each_process_and_tells_units_and_stages(folder: Path) -> None:
+    kept = [EvenRows(), EvenRows()]  # at two addresses
+    first, again = (log_of(folder).with_stages(stage).fingerprint() for stage in kept)
+    assert first == again
+    others = [log_of(folder), log_of(folder).with_stages(RandomPart("train", 0.1)), ClickLog(folder, unit_rows=90)]
+    assert len({first, *(log.fingerprint() for log in others)}) == 4
+
+
 def test_same_seed_gives_the_same_batches_and_another_seed_or_epoch_others(folder: Path) -> None:
     def rows(**options: int) -> list[list[int]]:
         log = log_of(folder, run=options.pop("run", 1))
