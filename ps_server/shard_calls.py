@@ -57,6 +57,7 @@ class ShardCalls:
                     failure = failure or error
         finally:
             wait(others)  # where the caller is interrupted; a second time, and they are left
+            self._left = []  # and with them the replies
         if failure is not None:
             raise failure
         return answers

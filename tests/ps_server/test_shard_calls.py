@@ -1,10 +1,13 @@
 """Calls to several shards at once, and their order where the caller is interrupted."""
 
+import gc
 import signal
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from embershard.ps_server import shard_calls
@@ -33,6 +36,17 @@ def test_no_call_is_made_beside_one_that_was_left_on_its_way_by_a_second_interru
     threading.Timer(0.1, going.set).start()
     calls.side_by_side([lambda: order.append("new")] * following)
     assert order == ["old"] + ["new"] * following
+
+
+def test_replies_are_not_kept_after_they_are_given():
+    calls = ShardCalls(SimpleNamespace(map=SimpleNamespace(shards=2)))
+    replies = [weakref.ref(reply) for reply in calls.side_by_side([lambda: np.zeros(9), lambda: np.ones(9)])]
+    for _ in range(100):  # the pool's thread may still hold its own for a moment
+        gc.collect()
+        if not any(reply() is not None for reply in replies):
+            return
+        time.sleep(0.01)
+    pytest.fail("replies of the last call are held until the next one")
 
 
 def test_a_caller_that_is_interrupted_while_it_waits_for_its_turn_holds_up_nobody():
