@@ -85,9 +85,10 @@ MAX_THREADS = 256
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A push's keys as `prepare` left them, the request they are of, and the ids that its tables had."""
+    """A push's keys as `prepare` left them, what they are of, and the ids that its tables had."""
 
     request: TableKeys
+    occurrences: npt.NDArray[np.uint32]
     ids: npt.NDArray[np.int32]
     keys: _native.PreparedKeys
 
@@ -194,8 +195,8 @@ class NativeTableGroup:
         native_step = _native.UpdateStep(step.examples, step.step, step.now, step.lr_scale, step.unit, step.batch)
         typed = _typed(gradients)
         ready = check_prepared(prepared, _Prepared)
-        if ready is not None and ready.request is not request:
-            raise ValueError("expected keys that were prepared for this very request, got another's")
+        if ready is not None and (ready.request is not request or ready.occurrences is not occurrences):
+            raise ValueError("expected keys that were prepared for this very request and occurrences, got others'")
         if ready is not None and ready.ids is not ids and ready.ids.tolist() != ids.tolist():
             ready = None  # a table was dropped and made anew meanwhile
         try:
@@ -226,7 +227,7 @@ class NativeTableGroup:
             prepared = self._group.prepare(ids, request.keys, request.splits, occurrences)
         except KeyError as error:
             raise _duplicate(error, request) from None
-        return _Prepared(request, ids, prepared)
+        return _Prepared(request, occurrences, ids, prepared)
 
     def assign(
         self,

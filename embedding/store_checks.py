@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, get_args
 
 import numpy as np
@@ -59,11 +59,14 @@ def check_arrays(**given: npt.NDArray[Any] | None) -> None:
             raise wrong_arrays(**{name: array})
 
 
-def check_tables(tables: Sequence[TableConfig]) -> None:
-    """Raises: TypeError unless they are configurations of tables."""
-    others = [table for table in tables if not isinstance(table, TableConfig)] if _is_several(tables) else [tables]
+def check_tables(tables: Iterable[TableConfig]) -> tuple[TableConfig, ...]:
+    """`tables`, which a generator gives only once. Raises: TypeError unless they are configurations of tables."""
+    is_several = isinstance(tables, Iterable) and not isinstance(tables, str | TableConfig)
+    given = tuple(tables) if is_several else ()
+    others: list[object] = [table for table in given if not isinstance(table, TableConfig)] if is_several else [tables]
     if others:
         raise TypeError(f"expected a list of TableConfig, got {others[0]!r}")
+    return given
 
 
 def check_snapshot(snapshot: TabletSnapshot) -> None:
@@ -100,7 +103,3 @@ def _check_push(push: Push) -> None:
 def _check_kind(given: object, kind: type, name: str) -> None:
     if not isinstance(given, kind):
         raise TypeError(f"expected {name}, got {given!r}")
-
-
-def _is_several(given: object) -> bool:
-    return isinstance(given, Iterable) and not isinstance(given, str)

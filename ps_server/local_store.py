@@ -88,9 +88,9 @@ class LocalStore:
 
     def ensure_tables(self, tables: Sequence[TableConfig]) -> None:
         """Make the tables exist; idempotent. Raises: TableConflictError naming the field; nothing is changed."""
-        check_tables(tables)
+        tables = check_tables(tables)
         with self._turn():
-            self._shard.apply(EnsureTables(tuple(tables)))
+            self._shard.apply(EnsureTables(tables))
 
     def tables(self) -> tuple[TableConfig, ...]:
         """Configurations of the tables there are."""

@@ -103,7 +103,7 @@ class RemoteStore:
 
     def ensure_tables(self, tables: Sequence[TableConfig]) -> None:
         """Make the tables exist on every shard; idempotent. Raises: TableConflictError naming the field."""
-        check_tables(tables)
+        tables = check_tables(tables)
         with self._turn():
             for shard in range(self._links.map.shards):
                 self._read_tables(shard, tables)

@@ -232,7 +232,7 @@ class Shard:
             return None
         try:
             return self._tables.prepare(keys, occurrences)
-        except (LookupError, ValueError):
+        except REFUSALS:
             return None
 
     def apply_push(self, decision: PushDecision) -> UpdateReport:

@@ -438,10 +438,9 @@ def test_prepared_keys_serve_one_push_of_their_request():
         (groups[0], KEYS, np.ones(16, np.bool_)),
     ):
         count = len(keys.keys)
+        times = once if keys is KEYS else once[:count]
         with pytest.raises(ValueError, match="prepared"):
-            group.apply_gradients(
-                keys, push.gradients[: 16 * count], once[:count], UpdateStep(), mask, prepared=prepared
-            )
+            group.apply_gradients(keys, push.gradients[: 16 * count], times, UpdateStep(), mask, prepared=prepared)
     reports = [
         groups[0].apply_gradients(KEYS, push.gradients, once, UpdateStep(), prepared=prepared),
         groups[1].apply_gradients(KEYS, push.gradients, once, UpdateStep()),
@@ -456,6 +455,8 @@ def test_prepared_keys_serve_one_push_of_their_request():
     same = TableKeys(KEYS.tables, KEYS.keys.copy(), KEYS.splits.copy())
     with pytest.raises(ValueError, match="this very request"):
         groups[0].apply_gradients(same, push.gradients, once, UpdateStep(), prepared=groups[0].prepare(KEYS, once))
+    with pytest.raises(ValueError, match="very request and occurrences"):
+        groups[0].apply_gradients(KEYS, push.gradients, once + 1, UpdateStep(), prepared=groups[0].prepare(KEYS, once))
     assert groups[0].lookup(KEYS).tobytes() == groups[1].lookup(KEYS).tobytes()
     with pytest.raises(UnknownTableError):
         groups[0].prepare(TableKeys.of("slim", KEYS.keys), once)

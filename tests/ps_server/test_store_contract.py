@@ -360,6 +360,8 @@ def test_other_arguments_that_are_none_are_refused_in_words_and_leave_a_store_th
     for tables, got in (("user", "'user'"), (["user"], "'user'"), (None, "None"), ([USER, 5], "5")):
         with pytest.raises(TypeError, match=rf"^expected a list of TableConfig, got {re.escape(got)}$"):
             store.ensure_tables(tables)
+    store.ensure_tables(table for table in (USER, TableConfig(name="late", blocks=USER.blocks)))
+    assert "late" in {table.name for table in store.tables()}
     for tablet in ("a", 1.5, None):
         for verb in (store.snapshot, store.cut):
             with pytest.raises(TypeError, match=re.escape(f"expected a whole number as tablet, got {tablet!r}")):
@@ -532,6 +534,7 @@ def test_unknown_table_and_duplicate_keys_change_nothing(store):
         with pytest.raises(DuplicateKeyError):
             store.exchange(push, None)
     assert store.prepare_push(TableKeys.of("nobody", keys_of(1)), np.ones(1, np.uint32)) is None
+    store.prepare_push(KEYS, np.ones(2, np.int64))  # what is wrong the push tells
     assert store.stats()["counter"].rows == 0
 
 
