@@ -83,6 +83,7 @@ def load_dense_arrays(arrays: Mapping[str, Array], model: nn.Module, optimizer: 
 
 _STATE_NAMES: Mapping[type[torch.optim.Optimizer], frozenset[str]] = {
     torch.optim.Adam: frozenset({"exp_avg", "exp_avg_sq", "step"}),
+    torch.optim.AdamW: frozenset({"exp_avg", "exp_avg_sq", "step"}),  # no Adam in older versions of torch
     torch.optim.Adagrad: frozenset({"sum", "step"}),
     torch.optim.SGD: frozenset({"momentum_buffer"}),
 }
