@@ -86,7 +86,7 @@ class EmbeddingReader:
         if not isinstance(found, Categorical | SequenceFeature):
             return table.lookup(np.array([features.key(feature, value) for value in values], np.uint64))
         try:
-            array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+            array = _array_of(values)
         except (pa.ArrowException, OverflowError) as error:  # of several types, or beyond 64 bits
             raise TypeError(f"expected ids or texts of feature {feature!r}, got others: {error}") from None
         if pa.types.is_nested(array.type):
@@ -248,6 +248,16 @@ def _is_in(keys: Keys, sorted_keys: Keys) -> npt.NDArray[np.bool_]:
         return np.zeros(len(keys), np.bool_)
     places = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
     return np.asarray(sorted_keys[places] == keys)
+
+
+def _array_of(values: Any) -> pa.Array | pa.ChunkedArray:
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    values = list(values) if isinstance(values, Iterator) else values
+    try:
+        return pa.array(values)
+    except OverflowError:  # Arrow takes whole numbers for int64 unless it is told
+        return pa.array(values, pa.uint64())
 
 
 def _check_chain(manifests: Sequence[ExportManifest]) -> None:

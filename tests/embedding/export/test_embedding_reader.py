@@ -62,6 +62,15 @@ def test_null_is_the_missing_value_of_the_feature(tmp_path: Path, trained: Train
     assert reader.lookup("word", [None]).tolist() == [[0, 0, 0, 0]]
 
 
+def test_python_numbers_are_ids_of_all_64_bits(tmp_path: Path, trained: Trained) -> None:
+    export_tables(trained.store, tmp_path / "out", feature_map=trained.features)
+    reader, array = EmbeddingReader(tmp_path / "out"), pa.array(UINT64_IDS, pa.uint64())
+    for values in (UINT64_IDS, tuple(UINT64_IDS), iter(UINT64_IDS), array.to_numpy()):
+        assert reader.lookup("ad", values).tolist() == reader.lookup("ad", array).tolist()
+    with pytest.raises(TypeError, match="expected ids or texts of feature 'ad', got others"):
+        reader.lookup("ad", [-1, 1 << 63])
+
+
 @pytest.mark.parametrize("values", [[[17, 18]], pa.array([[17], [18]]), [17, "18"], [1 << 70], [{"id": 17}], 17, "17"])
 def test_values_that_are_no_ids_are_refused_and_not_made_other_rows(
     tmp_path: Path, trained: Trained, values: object
