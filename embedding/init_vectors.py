@@ -43,13 +43,19 @@ def load_init_vectors(config: TableConfig) -> InitVectors:
     if config.init_from is None:
         return InitVectors(np.empty(0, np.uint64), np.empty((0, config.dim), np.float32))
     path = Path(config.init_from)
-    table = pyarrow.parquet.read_table(path) if path.suffix == ".parquet" else pyarrow.feather.read_table(path)
     where = f"({path}, table {config.name!r})"
+    try:
+        table = pyarrow.parquet.read_table(path) if path.suffix == ".parquet" else pyarrow.feather.read_table(path)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ValueError(f"expected a readable Parquet or Arrow IPC file, got: {error} {where}") from error
     if "vector" not in table.column_names or not {"key", "id"} & set(table.column_names):
         raise ValueError(f"expected columns key or id, and vector, got {table.column_names} {where}")
     keys = _keys(table, config, where)
     lists = table["vector"].combine_chunks()
-    lengths = np.asarray(pa.compute.list_value_length(lists)) if len(lists) else np.empty(0, np.int64)
+    try:
+        lengths = np.asarray(pa.compute.list_value_length(lists)) if len(lists) else np.empty(0, np.int64)
+    except pa.ArrowNotImplementedError:
+        raise ValueError(f"expected vectors of {config.dim} floats, got {lists.type} {where}") from None
     if lists.null_count or (lengths != config.dim).any():
         raise ValueError(f"expected vectors of {config.dim} floats, got other lengths or nulls {where}")
     vectors = np.asarray(lists.flatten(), np.float32).reshape(len(keys), config.dim)

@@ -252,7 +252,7 @@ class DurableShard:
         end = None if self._log is None else self._log.writer.append(mutation)
         try:
             return apply()
-        except REFUSALS:
+        except (*REFUSALS, OSError):  # the latter of a file of vectors (`TableConfig.init_from`)
             if self._log is not None and end is not None:
                 self._log.writer.rewind(end)
             raise

@@ -4,6 +4,8 @@ import contextlib
 import threading
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from push_log_folders import MemoryFolder
 from shard_states import shard_state
@@ -26,6 +28,7 @@ from embershard.ps_server.errors import (
     PushLogMismatchError,
     WrongShardError,
 )
+from embershard.ps_server.local_store import LocalStore
 from embershard.ps_server.mutation import (
     AdoptMap,
     CompleteUnit,
@@ -292,6 +295,27 @@ def test_mutation_that_stopped_half_way_stops_the_shard():
     # A checkpoint would trim the record away, of which half is in these rows.
     with pytest.raises(HalfChangedError, match="some of these rows are changed, others are not"):
         durable.snapshot(0)
+
+
+@pytest.mark.parametrize("init_from", ["none.parquet", "numbers.parquet", "text.arrow"])
+def test_vectors_that_cannot_be_read_stop_no_shard_and_are_no_record(tmp_path, init_from):
+    """Else the shard would stop, and stop again at each start, as its log says to read them."""
+    pq.write_table(pa.table({"key": pa.array([1], pa.uint64()), "vector": [1.5]}), tmp_path / "numbers.parquet")
+    (tmp_path / "text.arrow").write_text("no vectors")
+    table = TableConfig(name="init", blocks=(ColumnBlock(dim=3),), init_from=str(tmp_path / init_from))
+    rng = np.random.default_rng(8)
+    durable, _, folder = start(tables=NativeTableGroup, durability="log")
+    for _ in range(2):
+        with pytest.raises((OSError, ValueError), match=init_from):
+            durable.ensure_tables((USER, table))
+    assert durable.push(push(rng, 1, 0)).applied
+    again, found, _ = start(folder.copy(), tables=NativeTableGroup)
+    assert [known.name for known in again.shard.tables()] == ["user"]
+    assert found.repairs == ()
+    with LocalStore(BITS) as store:
+        with pytest.raises((OSError, ValueError), match=init_from):
+            store.ensure_tables((table,))
+        store.ensure_tables((USER,))
 
 
 def test_refusal_as_stale_outlives_a_restart_so_that_no_batch_overtakes_it():
