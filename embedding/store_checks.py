@@ -14,14 +14,14 @@ from .table_config import TableConfig
 from .table_group import Absent, TableKeys, TabletSnapshot
 
 _DTYPES = {
-    "keys": np.uint64,
-    "splits": np.int64,
-    "gradients": np.float32,
-    "weights": np.float32,
-    "state": np.float32,
-    "occurrences": np.uint32,
-    "clicks": np.uint32,
-    "seen_pushes": np.uint64,
+    "keys": np.dtype(np.uint64),
+    "splits": np.dtype(np.int64),
+    "gradients": np.dtype(np.float32),
+    "weights": np.dtype(np.float32),
+    "state": np.dtype(np.float32),
+    "occurrences": np.dtype(np.uint32),
+    "clicks": np.dtype(np.uint32),
+    "seen_pushes": np.dtype(np.uint64),
 }
 
 
@@ -40,9 +40,9 @@ def check_keys(keys: TableKeys) -> None:
     """Raises: TypeError, ValueError unless the keys are laid out as `TableKeys` says."""
     _check_kind(keys, TableKeys, "TableKeys")
     check_arrays(keys=keys.keys, splits=keys.splits)
-    splits, expected = keys.splits, len(keys.tables) + 1
-    if len(splits) != expected or splits[0] != 0 or splits[-1] != len(keys.keys) or (splits[1:] < splits[:-1]).any():
-        raise ValueError(f"expected {expected} ascending splits from 0 to {len(keys.keys)}, got {splits}")
+    splits, expected, last = keys.splits.tolist(), len(keys.tables) + 1, len(keys.keys)
+    if len(splits) != expected or splits[0] != 0 or splits[-1] != last or splits != sorted(splits):
+        raise ValueError(f"expected {expected} ascending splits from 0 to {last}, got {keys.splits}")
     if len(set(keys.tables)) != len(keys.tables):
         raise ValueError(f"expected distinct tables in a request, got {keys.tables}")
 
@@ -84,7 +84,8 @@ def check_number(value: object, name: str, bits: int, least: int = 0) -> None:
 
 def _check_push(push: Push) -> None:
     _check_kind(push, Push, "a Push")
-    check_keys(push.keys)
+    if push.prepared is None:  # which was made of sound keys
+        check_keys(push.keys)
     check_arrays(
         gradients=push.gradients, occurrences=push.occurrences, clicks=push.clicks, seen_pushes=push.seen_pushes
     )
