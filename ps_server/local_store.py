@@ -70,7 +70,6 @@ class LocalStore:
         self._lane = Lane()
         self._identity = f"local-{secrets.token_hex(8)}"
         self._closed = False
-        self._pulled_tables: tuple[str, ...] | None = None
 
     @property
     def identity(self) -> str:
@@ -108,10 +107,6 @@ class LocalStore:
         """Apply the push, then read the rows; calls are carried out one at a time, in call order."""
         check_exchange(push, pull)
         with self._turn():
-            if pull is not None and pull.keys.tables != self._pulled_tables:
-                for table in pull.keys.tables:
-                    self._shard.state_width(table)  # raises for an unknown one, before the push is applied
-                self._pulled_tables = pull.keys.tables
             if push is not None and push.token is None:
                 push = replace(push, token=self._tokens.next())
             if push is None:
@@ -165,7 +160,6 @@ class LocalStore:
     def drop_table(self, name: str) -> None:
         """Remove a table with its rows. Raises: UnknownTableError."""
         with self._turn():
-            self._pulled_tables = None
             self._shard.apply(DropTable(name))
 
     def snapshot(self, tablet: int, since_version: int | None = None) -> TabletSnapshot:

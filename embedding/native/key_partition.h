@@ -169,7 +169,6 @@ class TableGroup::BlockCutter {
     const size_t dim = block.table->dim();
     const size_t first = offsets_[table_] - static_cast<size_t>(request_.splits[table_]) * dim;
     block.value_bytes = dim * value_bytes_;
-    block.streams_weights = false;
     for (size_t i = 0; i < count; ++i) block.values[i] = values_ + (first + entries[next_ + i].position * dim) * value_bytes_;
     next_ += count;
     return true;

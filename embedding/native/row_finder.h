@@ -30,7 +30,7 @@ struct KeyBlock {
   const uint64_t* keys;
   const char* values[kSize];  // what the caller brings each: gradients as they travel, or weights
   size_t value_bytes;
-  bool streams_weights;  // they are written without being read
+  bool streams_weights = false;  // they are written without being read
   uint32_t rows[kSize];
 
   const Bucket* buckets[kSize];
