@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from . import parameter_server_pb2 as pb
+from .call_watch import CallWatch
 from .errors import StoreUnavailableError, WrongPeerError, WrongShardError
 from .security import ClientSecurity
 from .shard_link import Patience, ShardLink
@@ -34,6 +35,7 @@ class ClusterLinks:
         self._shares_memory = shares_memory
         self._security = security
         self._links: dict[int, ShardLink] = {}
+        self._watch = CallWatch()
         reply = self._first_answer(addresses, cluster)
         self.cluster = reply.cluster
         self.max_request_bytes = int(reply.max_request_bytes)
@@ -48,7 +50,9 @@ class ClusterLinks:
             return link
         if link is not None:
             link.close()
-        link = ShardLink(address, self._security, self.patience, shard, shares_memory=self._shares_memory)
+        link = ShardLink(
+            address, self._security, self.patience, shard, shares_memory=self._shares_memory, watch=self._watch
+        )
         link.tablets = self.map.describe(shard)
         try:
             link.hello(self.cluster)
@@ -91,6 +95,7 @@ class ClusterLinks:
         for link in self._links.values():
             link.close()
         self._links.clear()
+        self._watch.close()
 
     def _first_answer(self, addresses: Sequence[str], cluster: str) -> pb.HelloReply:
         until = time.monotonic() + self.patience.connect_seconds

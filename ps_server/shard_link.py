@@ -13,6 +13,7 @@ import grpc
 
 from . import chunks
 from . import parameter_server_pb2 as pb
+from .call_watch import CallWatch
 from .channel_options import client_options
 from .cluster_spec import is_local
 from .doorbell import Ending
@@ -105,14 +106,17 @@ class ShardLink:
         index: int | None = None,
         *,
         shares_memory: bool = False,
+        watch: CallWatch | None = None,
     ) -> None:
-        """shares_memory: let the arrays of large exchanges lie in memory that a shard on this machine maps too."""
+        """shares_memory: let the arrays of large exchanges lie in memory that a shard on this machine maps too.
+        watch: what ends calls that the shard takes no bytes of; without it they may outlast their time."""
         self.address = address
         self.patience = patience
         self.index = index
         self.tablets = ""
         self._metadata = security.metadata()
         self._channel = security.channel(address, client_options())
+        self._watch = watch
         self._calls: dict[str, Any] = {}
         self._chunked: Any = self._channel.stream_stream(f"/{SERVICE}/Chunked")
         self.header = pb.CallHeader()
@@ -310,12 +314,18 @@ class ShardLink:
             time.sleep(min(backoff * random.uniform(0.5, 1.0), max(until - time.monotonic(), 0.0)))
 
     def _try(self, method: str, data: bytes, timeout: float) -> bytes:
-        reply: bytes = self._stub(method)(data, timeout=timeout, metadata=self._metadata)
+        # gRPC ends a call that waits in its thread only when the peer took the message, which a stopped one never does.
+        watched = None if self._watch is None else self._watch.begin(self.address, timeout + GRACE_SECONDS)
+        try:
+            reply: bytes = self._stub(method)(data, timeout=timeout, metadata=self._metadata)
+        finally:
+            if self._watch is not None and watched is not None:
+                self._watch.end(watched)
         return reply
 
     def _try_again(self, method: str, data: bytes, timeout: float) -> bytes:
-        # gRPC ends a call that waits in its thread only when the peer took the message, which a stopped one never does.
-        # Only here, as a call that does not wait in its thread takes 3 to 5 % longer.
+        # Ended in time without the watch, and without shutting the connection. Only here, as a call that does not wait
+        # in its thread takes 3 to 5 % longer.
         call = self._stub(method).future(data, timeout=timeout, metadata=self._metadata)
         try:
             reply: bytes = call.result(timeout + GRACE_SECONDS)
