@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
-SPIN_COUNT = "20000"
+SPIN_COUNT = "5000"
 
 
 def limit_openmp_spin() -> None:
-    """Let torch's idle OpenMP threads sleep after about a millisecond; call it before torch is loaded.
+    """Let torch's idle OpenMP threads sleep after about a quarter of a millisecond; call it before torch is loaded.
 
     libgomp's own limit is some 20 ms on current CPUs, longer than a whole step: its threads then hold the cores that
     reading, the row tables and the optimizer could use. Nothing is changed where torch is loaded already, or where

@@ -2,7 +2,22 @@
 
 #include <exception>
 
+#ifdef __linux__
+#include <sched.h>
+#endif
+
 namespace embershard {
+namespace {
+
+bool runs_on_idle_cores_only() {
+#ifdef __linux__
+  return sched_getscheduler(0) == SCHED_IDLE;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
 
 ThreadPool::ThreadPool(size_t threads) {
   for (size_t index = 1; index < threads; ++index) workers_.emplace_back([this, index] { loop(index); });
@@ -19,7 +34,7 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::run(const std::function<void(size_t)>& work) {
   std::unique_lock busy(busy_, std::try_to_lock);
-  if (workers_.empty() || !busy.owns_lock()) {
+  if (workers_.empty() || !busy.owns_lock() || runs_on_idle_cores_only()) {
     work(0);
     return;
   }
