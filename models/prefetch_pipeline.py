@@ -25,7 +25,7 @@ RESTING_AHEAD = 2
 """So many batches waiting let the reader leave all busy cores to the step."""
 
 LANE_RESTS_AFTER = 4
-"""So many batches in a row that were there when they were asked for let the lane, too, leave all busy cores to the step."""
+"""So many batches in a row that were there when they were asked for let the lane leave busy cores to the step too."""
 
 READER_PATIENCE_SECONDS = 10.0
 """How long leaving a loop waits for a reader that is inside its source."""
