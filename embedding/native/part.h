@@ -82,7 +82,7 @@ class alignas(64) Part {
   }
 
   // Number of a row for `key`, which must be absent. Its weights, counters and state are not set.
-  // Throws std::bad_alloc, std::length_error; nothing is changed then.
+  // Throws std::bad_alloc, std::runtime_error (no row number is left); nothing is changed then.
   uint32_t insert(uint64_t key, RowStore& store, Arena& arena);
   // Row number that `key` had, or kNoRow. The row may be given to another key from now on.
   uint32_t erase(uint64_t key, const RowStore& store);

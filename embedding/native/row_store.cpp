@@ -56,7 +56,8 @@ RowRun RowStore::take(uint32_t wanted) {
   }
   // Runs do not cross chunks, as a chunk is a multiple of the longest run and shorter runs end at their own multiples.
   const uint64_t first = (next_row_ + wanted - 1) / wanted * wanted;
-  if (first + wanted > kMostRows) throw std::length_error("expected at most 2^32 - 1 rows in a table");
+  // No length_error, which is a ValueError in Python and there says that nothing was changed: other keys of the call were.
+  if (first + wanted > kMostRows) throw std::runtime_error("expected at most 2^32 - 1 rows in a table, got more");
   while (first >> chunk_shift_ >= chunk_count_) add_chunk();
   for (uint64_t row = next_row_; row < first; ++row) free_[0].push_back(RowRun{static_cast<uint32_t>(row), 1});
   leave_small_pages(next_row_, first + wanted);

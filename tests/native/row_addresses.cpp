@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -67,6 +68,23 @@ void check(uint32_t dim, uint32_t bytes_per_weight, uint32_t state_width, bool k
   }
 }
 
+// All row numbers there are; a table that has none left says so, and goes on with those that are given back.
+void check_limit() {
+  RowStore store(1, 2, 0, false);
+  uint64_t taken = 0;
+  RowRun last = {};
+  bool is_refused = false;
+  try {
+    for (;; taken += last.count) last = store.take(RowStore::kLongestRun);
+  } catch (const std::runtime_error&) {  // a logic_error would be a ValueError in Python: nothing was changed
+    is_refused = true;
+  }
+  expect(is_refused, "the end of row numbers is a runtime_error");
+  expect(taken + RowStore::kLongestRun >= kNoRow && taken < kNoRow, "all row numbers are used");
+  store.give_back(last);
+  expect(store.take(RowStore::kLongestRun).first == last.first, "a row that was given back is taken again");
+}
+
 }  // namespace
 
 int main() {
@@ -74,6 +92,7 @@ int main() {
   check(4096, 4, 2 * 4096 + 1, false, 280'000);  // float32, adam: 2.3·10^9 state values, 13.8 GB
   check(1, 4, 0, false, 3'000'000);           // the narrowest row
   check(3, 4, 3, true, 100'000);              // a row with clicks
+  check_limit();
   std::puts("row addresses: ok");
   return 0;
 }
