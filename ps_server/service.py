@@ -21,7 +21,14 @@ from . import chunks
 from . import parameter_server_pb2 as pb
 from .doorbell import CallerGoneError, Doorbells, Ending, Piece, ShardBell
 from .durable_shard import DurableShard
-from .errors import LostRowsError, PushLogFailedError, RequestTooLargeError, WireFormatError, WrongPeerError
+from .errors import (
+    HalfChangedError,
+    LostRowsError,
+    PushLogFailedError,
+    RequestTooLargeError,
+    WireFormatError,
+    WrongPeerError,
+)
 from .gradient_norms import GradientNorms
 from .mutation import AdoptMap, CompleteUnit, EnsureTables
 from .refusal import REFUSAL_KEY, refusal_of
@@ -434,9 +441,11 @@ class ParameterServerService:
     def _judge(self, name: str, error: Exception) -> tuple[grpc.StatusCode, str, pb.Refusal | None]:
         """What the caller is told of the error; None in place of a refusal where the shard is at fault."""
         refused = refusal_of(error)
+        if isinstance(error, HalfChangedError):  # of a read while the shard stops
+            error = PushLogFailedError(str(error))
         if isinstance(error, PushLogFailedError):
             # Unavailable: clients ask again, under the same token, until the shard is back.
-            self.failure = error
+            self.failure = self.failure or error
             self.stopping.set()
             return grpc.StatusCode.UNAVAILABLE, f"shard {self._identity.index} stops: {error}", None
         if refused is None:

@@ -18,6 +18,7 @@ from running_shards import make_spec, running_shards
 
 from embershard.embedding.errors import TableConflictError, UnknownTableError
 from embershard.embedding.native_table_group import NativeTableGroup
+from embershard.embedding.reference import ReferenceTableGroup
 from embershard.embedding.store import Pull, PushToken
 from embershard.embedding.table_group import TableKeys
 from embershard.ps_server import parameter_server_pb2 as pb
@@ -92,6 +93,22 @@ def test_stopped_shard_is_named_within_the_deadline_and_answers_after(folder):
         process.send_signal(signal.SIGCONT)
         process.kill()
         process.wait()
+
+
+def test_snapshot_of_a_shard_that_stops_half_way_is_tried_again(folder):
+    class Exhausted(ReferenceTableGroup):
+        def erase(self, request, tablets=None):
+            raise MemoryError
+
+    spec = make_spec(folder, 1, BITS)
+    with running_shards(spec, Exhausted) as servers, connect(spec.shards[0], patience=HASTY) as store:
+        store.ensure_tables([COUNTER])
+        link = store._links.link(0)
+        link.patience = Patience(call_seconds=0.3)
+        for call in (lambda: store.erase(TableKeys.of(COUNTER.name, keys_of(range(3)))), lambda: store.snapshot(0)):
+            with pytest.raises(StoreUnavailableError, match=r"[2-9] tries: UNAVAILABLE: shard 0 stops: .*half way"):
+                call()
+        assert servers[0].service.stopping.is_set()
 
 
 def wait_until(condition, seconds=20):
