@@ -24,9 +24,6 @@ PREPARED_AHEAD = 6
 RESTING_AHEAD = 2
 """So many batches waiting let the reader leave all busy cores to the step."""
 
-LANE_RESTS_AFTER = 4
-"""So many batches in a row that were there when they were asked for let the lane leave busy cores to the step too."""
-
 READER_PATIENCE_SECONDS = 10.0
 """How long leaving a loop waits for a reader that is inside its source."""
 
@@ -176,10 +173,8 @@ class _Pipeline:
         self._calls: SimpleQueue[_BatchPush | _Stop | None] = SimpleQueue()
         self._answers: SimpleQueue[_Ready | _PushedAgain | _Failure | None] = SimpleQueue()
         self._open_calls = 0
-        self._in_time = 0  # answers in a row that were there when they were asked for
         self._stopping = threading.Event()
         self._reading = YieldingThread()
-        self._calling = YieldingThread(lowered_by=0)
         self._reader = threading.Thread(target=self._read, args=(batches,), name="prefetch-reader", daemon=True)
         self._lane = threading.Thread(target=self._exchange, name="prefetch-lane", daemon=True)
         self._reader.start()
@@ -208,8 +203,7 @@ class _Pipeline:
         self._room.release()
         self._prepared.put(None)
         self._calls.put(_Stop())
-        with self._calling.awaited():
-            self._lane.join()
+        self._lane.join()
         with self._reading.awaited():
             self._reader.join(READER_PATIENCE_SECONDS)
 
@@ -221,13 +215,7 @@ class _Pipeline:
                 raise answer.error
 
     def _answer(self) -> _Ready | _PushedAgain | None:
-        try:
-            answer = self._answers.get_nowait()
-            self._in_time += 1
-        except Empty:
-            self._in_time = 0
-            with self._calling.awaited():
-                answer = self._answers.get()
+        answer = self._answers.get()
         if not (isinstance(answer, _Ready) and answer.rows.recomputed):
             self._open_calls -= 1
         if isinstance(answer, _Failure):
@@ -260,17 +248,8 @@ class _Pipeline:
         self._prepared.put(end)
 
     def _exchange(self) -> None:
-        self._calling.begin()
-        try:
-            self._make_calls()
-        finally:
-            self._calling.end()
-
-    def _make_calls(self) -> None:
         ended, broken = False, None
         while not isinstance(push := self._calls.get(), _Stop):
-            if self._in_time >= LANE_RESTS_AFTER:
-                self._calling.rest()
             if broken is not None:
                 self._answers.put(_Failure(broken, lost_push=push is not None))
                 continue

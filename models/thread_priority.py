@@ -15,8 +15,6 @@ YIELD = 10
 class YieldingThread:
     """A thread that works ahead of the step and leaves it the cores: `begin`, `rest` and `end` are its own calls.
 
-    lowered_by: how much nicer the thread is from `begin` on, also while somebody waits for it.
-
     A parallel region of torch is as slow as its slowest thread, so a thread that takes one of its cores for a moment
     holds up all of them. From `begin` on the thread has a lower priority, and after `rest` it runs only where a core is
     idle (SCHED_IDLE), until somebody waits for it. The latter needs the right to undo it, which root has. Linux only (a
@@ -26,8 +24,7 @@ class YieldingThread:
 
     Thread safety: `awaited` belongs to one other thread."""
 
-    def __init__(self, lowered_by: int = YIELD) -> None:
-        self._lowered_by = lowered_by
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._first_priority = 0
@@ -43,7 +40,7 @@ class YieldingThread:
         thread = threading.get_native_id()
         try:
             self._first_priority = os.getpriority(os.PRIO_PROCESS, thread)
-            os.setpriority(os.PRIO_PROCESS, thread, self._first_priority + self._lowered_by)
+            os.setpriority(os.PRIO_PROCESS, thread, self._first_priority + YIELD)
         except OSError:
             return
         if _can_stop_resting():

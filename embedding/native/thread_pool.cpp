@@ -2,22 +2,7 @@
 
 #include <exception>
 
-#ifdef __linux__
-#include <sched.h>
-#endif
-
 namespace embershard {
-namespace {
-
-bool runs_on_idle_cores_only() {
-#ifdef __linux__
-  return sched_getscheduler(0) == SCHED_IDLE;
-#else
-  return false;
-#endif
-}
-
-}  // namespace
 
 ThreadPool::ThreadPool(size_t threads) {
   for (size_t index = 1; index < threads; ++index) workers_.emplace_back([this, index] { loop(index); });
@@ -34,7 +19,7 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::run(const std::function<void(size_t)>& work) {
   std::unique_lock busy(busy_, std::try_to_lock);
-  if (workers_.empty() || !busy.owns_lock() || runs_on_idle_cores_only()) {
+  if (workers_.empty() || !busy.owns_lock()) {
     work(0);
     return;
   }

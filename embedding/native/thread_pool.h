@@ -1,5 +1,4 @@
-// Table threads: a fixed set of threads that share out the parts of one verb. One verb uses them at a time; others run alone, as do
-// those of a thread that may only run where a core is idle (SCHED_IDLE): the pool's threads would take the cores that it leaves.
+// Table threads: a fixed set of threads that share out the parts of one verb. One verb uses them at a time; others run alone.
 #pragma once
 
 #include <condition_variable>

@@ -20,7 +20,7 @@ from embershard.embedding.table_config import Sgd, Zeros
 from embershard.embedding.table_group import TableKeys
 from embershard.feature_map.batch import FeatureBatch
 from embershard.models.embedding_collection import EmbeddingCollection
-from embershard.models.prefetch_pipeline import LANE_RESTS_AFTER, PREPARED_AHEAD, prefetch
+from embershard.models.prefetch_pipeline import PREPARED_AHEAD, prefetch
 from embershard.models.thread_priority import _can_stop_resting
 from embershard.ps_server import LocalStore, StalenessLimit
 
@@ -382,51 +382,6 @@ def test_the_reader_rests_while_batches_wait_and_not_while_the_loop_waits_for_it
     ended.join(30)
     assert not ended.is_alive()
     assert len(policies) == 20
-
-
-class PolicyStore(RecordingStore):
-    """Notes how the thread of each call is scheduled; call `slow_call` waits to be let on."""
-
-    def __init__(self, slow_call: int) -> None:
-        super().__init__(LocalStore(2))
-        self._slow_call = slow_call
-        self.policies: list[int] = []
-        self.thread = 0
-        self.reached, self.let_on = threading.Event(), threading.Event()
-
-    def exchange(self, push: Push | None, pull: Pull | None) -> Exchange:
-        self.thread = threading.get_native_id()
-        self.policies.append(os.sched_getscheduler(0))
-        if len(self.policies) == self._slow_call:
-            self.reached.set()
-            assert self.let_on.wait(30)
-        return super().exchange(push, pull)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a thread has a priority of its own on Linux only")
-def test_the_lane_rests_while_the_loop_finds_its_batches_there_and_not_while_it_waits_for_one() -> None:
-    if not _can_stop_resting():
-        pytest.skip("this process may not leave SCHED_IDLE again")
-    store = PolicyStore(slow_call=14)
-    _, embeddings = collection(store)
-    loop = prefetch(numbered(20), embeddings, 1, synchronous_steps=0)
-    deadline = time.monotonic() + 30
-    for taken in range(1, 13):
-        next(loop)
-        while len(store.policies) < taken + 1 and time.monotonic() < deadline:
-            time.sleep(0.001)
-        time.sleep(0.01)  # the answer is there when it is asked for
-    assert store.policies[:LANE_RESTS_AFTER] == [os.SCHED_OTHER] * LANE_RESTS_AFTER
-    assert store.policies[LANE_RESTS_AFTER + 2 :] == [os.SCHED_IDLE] * (13 - LANE_RESTS_AFTER - 2)
-    ended = threading.Thread(target=lambda: list(loop))
-    ended.start()
-    assert store.reached.wait(30)
-    while os.sched_getscheduler(store.thread) != os.SCHED_OTHER and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert os.sched_getscheduler(store.thread) == os.SCHED_OTHER
-    store.let_on.set()
-    ended.join(30)
-    assert not ended.is_alive()
 
 
 class BusyStore(RecordingStore):
