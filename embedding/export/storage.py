@@ -58,11 +58,15 @@ class ExportTarget:
         if self.is_file and len(tables) != 1:
             raise ValueError(f"expected one table for the file {self.name}, got {[table.name for table in tables]}")
         # A checkpoint has a manifest too, and a click log may end as an export does.
-        is_taken = self.parent.size_of(self.name) is not None
         if self.is_file:
-            if is_taken and not self._is_export(self.parent, f"{self.name}.{MANIFEST_NAME}"):
-                raise FileExistsError(f"expected an export or no file, got another file: {self.path}")
+            beside = f"{self.name}.{MANIFEST_NAME}"
+            taken = [name for name in (self.name, beside) if self.parent.size_of(name) is not None]
+            if taken and not self._is_export(self.parent, beside):
+                raise FileExistsError(
+                    f"expected an export or no file, got another file: {self.parent.child(taken[0]).path}"
+                )
             return
+        is_taken = self.parent.size_of(self.name) is not None
         place = self.parent.child(self.name)
         others = is_taken or (place.exists() and bool(place.names()))
         if others and (is_taken or not self._is_export(place, MANIFEST_NAME)):

@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <new>
+#include <string_view>
 
 namespace embershard {
 
@@ -38,9 +40,27 @@ inline void prefer_huge_pages([[maybe_unused]] char* start, [[maybe_unused]] cha
 #endif
 }
 
-// Puts pages that are in use already on huge ones, at once where the system can (Linux 6.1), else when it gets to it. A hint too.
+// Whether a text like "always madvise [never]", as the system has it, forbids huge pages.
+inline bool is_never(std::string_view setting) { return setting.find("[never]") != std::string_view::npos; }
+
+// Whether this machine's administrator forbids huge pages; asked once.
+inline bool forbids_huge_pages() {
+  static const bool forbids = [] {
+    char setting[64] = {};
+    std::FILE* file = std::fopen("/sys/kernel/mm/transparent_hugepage/enabled", "re");
+    if (file == nullptr) return false;
+    const size_t length = std::fread(setting, 1, sizeof setting, file);
+    std::fclose(file);
+    return is_never({setting, length});
+  }();
+  return forbids;
+}
+
+// Puts pages that are in use already on huge ones, at once where the system can (Linux 6.1), else when it gets to it. A hint too,
+// but one that Linux takes where huge pages are off, unless it is kept from it here.
 inline void collapse_pages([[maybe_unused]] char* start, [[maybe_unused]] size_t bytes) {
 #ifdef __linux__
+  if (forbids_huge_pages()) return;
   constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack
   madvise(start, bytes, MADV_HUGEPAGE);
   madvise(start, bytes, kCollapse);

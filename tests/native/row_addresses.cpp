@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "memory_map.h"
 #include "row_store.h"
 
 using namespace embershard;
@@ -88,6 +89,8 @@ void check_limit() {
 }  // namespace
 
 int main() {
+  expect(is_never("always madvise [never]\n"), "an administrator's never");
+  expect(!is_never("always [madvise] never\n") && !is_never(""), "that other settings are not never");
   check(4096, 2, 0, false, 540'000);          // float16, sgd: 2.2·10^9 weights, 4.4 GB
   check(4096, 4, 2 * 4096 + 1, false, 280'000);  // float32, adam: 2.3·10^9 state values, 13.8 GB
   check(1, 4, 0, false, 3'000'000);           // the narrowest row

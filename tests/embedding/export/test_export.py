@@ -267,6 +267,13 @@ def test_what_is_no_export_is_not_replaced_by_one(tmp_path: Path, trained: Train
     with pytest.raises(FileExistsError, match=rf"^expected an export or no file, got another file: {clicks}$"):
         export_tables(trained.store, clicks, ["user"], feature_map=trained.features)
     assert clicks.read_text() == "a click log"
+    beside = tmp_path / "user.parquet.manifest.json"
+    beside.write_text("another program's")
+    with pytest.raises(FileExistsError, match=rf"^expected an export or no file, got another file: {beside}$"):
+        export_tables(trained.store, tmp_path / "user.parquet", ["user"], feature_map=trained.features)
+    assert beside.read_text() == "another program's"
+    assert not (tmp_path / "user.parquet").exists()
+    beside.unlink()
     for _ in range(2):
         export_tables(trained.store, tmp_path / "user.parquet", ["user"], feature_map=trained.features)
 
