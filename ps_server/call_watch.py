@@ -86,17 +86,15 @@ def shut_connections(address: str) -> int:
     peers, shut = _peers(address), 0
     for entry in os.listdir("/dev/fd"):
         with suppress(OSError):
-            # A copy, as the descriptor may be closed, and its number given to another file, at any time.
-            file = os.dup(int(entry))
-            try:
-                if not stat.S_ISSOCK(os.fstat(file).st_mode):
-                    continue
-                with socket.socket(fileno=os.dup(file)) as connection:
-                    if _place(connection.getpeername()) in peers:
-                        connection.shutdown(socket.SHUT_RDWR)
-                        shut += 1
-            finally:
-                os.close(file)
+            # Other files are not copied: to close the copy would give up the process's POSIX locks of them.
+            if not stat.S_ISSOCK(os.fstat(int(entry)).st_mode):
+                continue
+            # A copy, as the descriptor may be closed, and its number given to another file, at any time. Whatever it is
+            # of: AF_UNIX only makes room for the longest names.
+            with socket.fromfd(int(entry), socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                if _place(connection.getpeername()) in peers:
+                    connection.shutdown(socket.SHUT_RDWR)
+                    shut += 1
     return shut
 
 

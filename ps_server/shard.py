@@ -119,7 +119,6 @@ class Shard:
         self._pulled_keys = np.zeros(count, np.int64)
         self._pushed_keys = np.zeros(count, np.int64)
         self._writable: set[tuple[str, ...]] = set()
-        self._known: set[tuple[str, ...]] = set()
         self.half_changed: str | None = None
         """What stopped half way, if something did."""
 
@@ -176,8 +175,8 @@ class Shard:
         """Apply the push, then read the rows. A push without a token is the caller's to name: ValueError.
 
         Raises: UnknownTableError for a table of the pull too, before the push is applied."""
-        if pull is not None:
-            self._check_known(pull.keys.tables)
+        for table in () if pull is None else pull.keys.tables:
+            self._tables.state_width(table)  # raises for an unknown one
         report = None
         if push is not None:
             decision = self.decide(push)
@@ -370,7 +369,6 @@ class Shard:
             case EnsureTables(tables):
                 self._ensure_tables(tables)
             case DropTable(name, token):
-                self._known.clear()
                 self._tables.drop_table(name)
                 if token is not None:
                     self._memory.remember(token, self._owned)
@@ -430,12 +428,6 @@ class Shard:
         return self._tables.apply_gradients(
             push.keys, push.gradients, push.occurrences, step, tablets, push.clicks, prepared
         )
-
-    def _check_known(self, tables: tuple[str, ...]) -> None:
-        if tables not in self._known:
-            for table in tables:
-                self._tables.state_width(table)  # raises for an unknown one
-            self._known.add(tables)
 
     def _check_writable(self, tables: tuple[str, ...]) -> None:
         if tables in self._writable:

@@ -53,15 +53,19 @@ class ExportTarget:
         """Where it lies, in its filesystem."""
         return self.parent.child(self.name).path
 
+    @property
+    def _file_manifest(self) -> str:
+        """Name of the manifest beside a single table's file."""
+        return f"{self.name}.{MANIFEST_NAME}"
+
     def check(self, tables: Sequence[TableConfig]) -> None:
         """Raises: ValueError where `tables` do not fit in it; FileExistsError where it would replace other files."""
         if self.is_file and len(tables) != 1:
             raise ValueError(f"expected one table for the file {self.name}, got {[table.name for table in tables]}")
         # A checkpoint has a manifest too, and a click log may end as an export does.
         if self.is_file:
-            beside = f"{self.name}.{MANIFEST_NAME}"
-            taken = [name for name in (self.name, beside) if self.parent.size_of(name) is not None]
-            if taken and not self._is_export(self.parent, beside):
+            taken = [name for name in (self.name, self._file_manifest) if self.parent.size_of(name) is not None]
+            if taken and not self._is_export(self.parent, self._file_manifest):
                 raise FileExistsError(
                     f"expected an export or no file, got another file: {self.parent.child(taken[0]).path}"
                 )
@@ -108,7 +112,7 @@ class ExportTarget:
             directory.write(MANIFEST_NAME, encode_export_manifest(manifest))
             return
         renamed = manifest.model_copy(update={"tables": (self._renamed(manifest),)})
-        directory.write(f"{self.name}.{MANIFEST_NAME}", encode_export_manifest(renamed))
+        directory.write(self._file_manifest, encode_export_manifest(renamed))
 
     def _renamed(self, manifest: ExportManifest) -> object:
         table = manifest.tables[0]
@@ -125,7 +129,7 @@ class ExportTarget:
             for name in working.names():
                 if not name.endswith(MANIFEST_NAME):
                     os.replace(f"{working.path}/{name}", f"{self.parent.path}/{self._file_name(name)}")
-            os.replace(f"{working.path}/{self.name}.{MANIFEST_NAME}", f"{self.path}.{MANIFEST_NAME}")
+            os.replace(f"{working.path}/{self._file_manifest}", f"{self.parent.path}/{self._file_manifest}")
         else:
             place = self.parent.child(self.name)
             retired = f"{place.path}.old-{secrets.token_hex(4)}"

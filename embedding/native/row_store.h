@@ -70,7 +70,8 @@ class RowStore {
   }
   [[gnu::always_inline]] void prefetch_row(uint32_t row) const { prefetch_row(row, weight_bytes_); }
 
-  // A run of at most `wanted` rows (a power of two). Throws std::bad_alloc, std::runtime_error (no row number is left); nothing is changed then.
+  // A run of at most `wanted` rows (a power of two).
+  // Throws std::bad_alloc, std::runtime_error (no row number is left); nothing is changed then.
   RowRun take(uint32_t wanted);
   void give_back(RowRun run);
 

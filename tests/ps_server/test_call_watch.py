@@ -1,8 +1,11 @@
 """CallWatch: connections it shuts, calls to a stopped shard that end in time, and what is left of it."""
 
+import fcntl
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -54,6 +57,17 @@ def test_connections_to_the_address_are_shut_and_no_others(tmp_path, kind):
     finally:
         for opened in (file for pair in pairs for file in pair):
             opened.close()
+
+
+def test_locks_of_files_outlast_the_search(tmp_path):
+    trial = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    with open(tmp_path / "lock", "w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        shut_connections(f"unix:{tmp_path / 'a'}")
+        other = subprocess.run(
+            [sys.executable, "-c", trial, file.name], capture_output=True, text=True, timeout=60, check=False
+        )
+    assert "BlockingIOError" in other.stderr
 
 
 def test_calls_that_end_in_time_shut_nothing_and_late_ones_do(tmp_path):
