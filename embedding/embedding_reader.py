@@ -48,8 +48,9 @@ class EmbeddingReader:
     ) -> None:
         """path: a full export.   deltas: each a delta to the one before it, in order.
 
-        verify: `contents` reads every file once and compares its sha256.
-        Raises: CorruptCheckpointError naming the file; CheckpointMismatchError for a delta that does not follow.
+        verify: `contents` reads every file once, compares its sha256, and looks whether keys ascend.
+        Raises: CorruptCheckpointError naming the file, also for columns that do not fit the manifest;
+                CheckpointMismatchError for a delta that does not follow.
         """
         layers = [read_export_manifest(place, filesystem) for place in (path, *deltas)]
         _check_chain([manifest for _, manifest in layers])
@@ -62,7 +63,9 @@ class EmbeddingReader:
         self.features: FeatureMap | None = (
             None if saved is None else FeatureMap.from_dict(saved, f"{path}: feature map")
         )
-        self._tables = {table.name: _Table(layers, table.name) for table in layers[0][1].tables}
+        self._tables = {
+            table.name: _Table(layers, table.name, check_order=verify == "contents") for table in layers[0][1].tables
+        }
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -141,11 +144,11 @@ class EmbeddingReader:
 class _Table:
     """One table over all layers, newest first."""
 
-    def __init__(self, layers: Sequence[tuple[Directory, ExportManifest]], name: str) -> None:
+    def __init__(self, layers: Sequence[tuple[Directory, ExportManifest]], name: str, *, check_order: bool) -> None:
         self._layers = []
         for directory, manifest in reversed(layers):
-            table = manifest.table(name)
-            self._layers.append(_Layer(read_columns(directory, table, manifest.options.format)))
+            columns = read_columns(directory, manifest.table(name), manifest.options, check_order=check_order)
+            self._layers.append(_Layer(columns))
         newest = layers[-1][1].table(name)
         self.dim = newest.dim
         self._unseen = np.array(newest.unseen, np.float32)
@@ -190,7 +193,7 @@ class _Table:
                 yield chunk.keys[wanted], chunk.counts[wanted], restore_float32(chunk.vectors[wanted], scales)
 
     def ids(self) -> pa.ChunkedArray:
-        chunks = [chunk.ids.filter(pa.array(wanted)) for chunk, wanted in self._current() if chunk.ids is not None]
+        chunks = [chunk.ids().filter(pa.array(wanted)) for chunk, wanted in self._current() if chunk.ids is not None]
         return pa.chunked_array(chunks) if chunks else pa.chunked_array([], pa.null())
 
     def _current(self) -> Iterator[tuple[ExportChunk, npt.NDArray[np.bool_]]]:

@@ -9,25 +9,17 @@ import pyarrow as pa
 from ..checkpoint.checksum_file import ChecksumFile
 from ..checkpoint.storage import Directory
 from .manifest import ExportedFile
-from .vectors import VECTOR_DTYPES, ExportRows, TableExport
+from .schema import export_schema
+from .vectors import ExportRows, TableExport
 
 BATCH_BYTES = 16 << 20
 """Rows are gathered into record batches of about this size, so that a reader has few to search."""
 
 
-def export_schema(table: TableExport) -> pa.Schema:
-    """Columns of an exported table: key, id (where ids are known), count, clicks (where kept), vector, scale (int8)."""
-    value = pa.from_numpy_dtype(VECTOR_DTYPES[table.options.vectors])
-    fields = [pa.field("key", pa.uint64(), nullable=False)]
-    if table.ids is not None:
-        fields.append(pa.field("id", table.ids.arrow_type))
-    fields.append(pa.field("count", pa.uint32(), nullable=False))
-    if table.config.keeps_clicks:
-        fields.append(pa.field("clicks", pa.uint32(), nullable=False))
-    fields.append(pa.field("vector", pa.list_(pa.field("item", value, nullable=False), table.dim), nullable=False))
-    if table.options.vectors == "int8":
-        fields.append(pa.field("scale", pa.float32(), nullable=False))
-    return pa.schema(fields)
+def schema_of(table: TableExport) -> pa.Schema:
+    """Columns of an exported table."""
+    id = None if table.ids is None else table.ids.type
+    return export_schema(id, table.options.vectors, table.dim, clicks=table.config.keeps_clicks)
 
 
 def export_batch(schema: pa.Schema, rows: ExportRows) -> pa.RecordBatch:
@@ -48,7 +40,7 @@ def export_batch(schema: pa.Schema, rows: ExportRows) -> pa.RecordBatch:
 
 def erased_schema(table: TableExport) -> pa.Schema:
     """Columns of a delta's erased keys: key, id (where ids are known)."""
-    return pa.schema([field for field in export_schema(table) if field.name in ("key", "id")])
+    return pa.schema([field for field in schema_of(table) if field.name in ("key", "id")])
 
 
 def erased_table(table: TableExport, erased: npt.NDArray[np.uint64]) -> pa.Table:
@@ -86,9 +78,9 @@ class ArrowTableWriter:
 
     def __init__(self, directory: Directory, name: str, table: TableExport) -> None:
         self._directory, self._name, self._table = directory, name, table
-        self._gatherer = RowGatherer(export_schema(table))
+        self._gatherer = RowGatherer(schema_of(table))
         self._file = directory.create(f"{name}.arrow")
-        self._writer = pa.ipc.new_file(self._file, export_schema(table))
+        self._writer = pa.ipc.new_file(self._file, schema_of(table))
 
     def add(self, rows: ExportRows) -> None:
         """Write rows; keys ascend over all calls."""

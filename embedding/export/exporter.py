@@ -65,7 +65,9 @@ def export_tables(
     options = options or ExportOptions()
     target = ExportTarget.of(to, options.format, filesystem)
     chosen = _chosen_tables(source, tables)
-    target.check(chosen)
+    target.check(chosen, is_delta=base is not None)
+    if base is not None and Directory.of(base, filesystem).path == target.path:
+        raise ValueError(f"expected a delta beside its base, got both at {target.path}")
     features = _feature_map_of(source, feature_map)
     plans = [TableExport(c, options, RawIds.of(features, c.name, _texts(dictionaries, c.name))) for c in chosen]
     base_manifest = _base_manifest(base, filesystem, source, plans, options)

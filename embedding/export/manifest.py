@@ -92,7 +92,7 @@ class ExportedTable(_Frozen):
     unseen_rows: tuple[UnseenRow, ...] = ()
     rows: int = Field(ge=0)
     erased: int = Field(default=0, ge=0)
-    files: tuple[ExportedFile, ...]
+    files: tuple[ExportedFile, ...] = Field(min_length=1)
 
     @property
     def dim(self) -> int:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from ..checkpoint.storage import Directory
-from .arrow_writer import RowGatherer, end_file, erased_schema, erased_table, export_schema
+from .arrow_writer import RowGatherer, end_file, erased_schema, erased_table, schema_of
 from .manifest import ExportedFile
 from .vectors import ExportRows, TableExport
 
@@ -17,9 +17,9 @@ class ParquetTableWriter:
 
     def __init__(self, directory: Directory, name: str, table: TableExport) -> None:
         self._directory, self._name, self._table = directory, name, table
-        self._gatherer = RowGatherer(export_schema(table))
+        self._gatherer = RowGatherer(schema_of(table))
         self._file = directory.create(f"{name}.parquet")
-        self._writer = pq.ParquetWriter(self._file, export_schema(table), compression="zstd", use_dictionary=["count"])
+        self._writer = pq.ParquetWriter(self._file, schema_of(table), compression="zstd", use_dictionary=["count"])
 
     def add(self, rows: ExportRows) -> None:
         """Write rows; keys ascend over all calls."""

@@ -12,10 +12,9 @@ from ...feature_map import FeatureMap
 from ...feature_map._native import MISSING_HASH, mix64
 from ...feature_map.encode_plan import salt_of
 from .manifest import IdType
+from .schema import ID_TYPES
 
 Keys = npt.NDArray[np.uint64]
-
-_ID_TYPES: dict[IdType, pa.DataType] = {"int64": pa.int64(), "uint64": pa.uint64(), "text": pa.large_string()}
 
 
 def unmix64(keys: Keys) -> Keys:
@@ -67,7 +66,7 @@ class RawIds:
     @property
     def arrow_type(self) -> pa.DataType:
         """Type of the id column."""
-        return _ID_TYPES[self.type]
+        return ID_TYPES[self.type]
 
     def of_keys(self, keys: Keys) -> pa.Array:
         """(n,) ids, null for the missing key and for text that is not in the dictionary."""

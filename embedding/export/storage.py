@@ -58,37 +58,39 @@ class ExportTarget:
         """Name of the manifest beside a single table's file."""
         return f"{self.name}.{MANIFEST_NAME}"
 
-    def check(self, tables: Sequence[TableConfig]) -> None:
+    @property
+    def _erased_name(self) -> str:
+        """Name of the file of erased keys beside a single table's file: `u.erased.arrow` beside `u.arrow`."""
+        return f"{self.name.removesuffix(self.suffix)}.erased{self.suffix}"
+
+    def check(self, tables: Sequence[TableConfig], *, is_delta: bool) -> None:
         """Raises: ValueError where `tables` do not fit in it; FileExistsError where it would replace other files."""
         if self.is_file and len(tables) != 1:
             raise ValueError(f"expected one table for the file {self.name}, got {[table.name for table in tables]}")
         # A checkpoint has a manifest too, and a click log may end as an export does.
         if self.is_file:
-            taken = [name for name in (self.name, self._file_manifest) if self.parent.size_of(name) is not None]
-            if taken and not self._is_export(self.parent, self._file_manifest):
+            wanted = [self.name, self._file_manifest] + [self._erased_name] * is_delta
+            taken = {name for name in wanted if self.parent.size_of(name) is not None}
+            if others := taken - self._own_files(self.parent, self._file_manifest):
                 raise FileExistsError(
-                    f"expected an export or no file, got another file: {self.parent.child(taken[0]).path}"
+                    f"expected an export or no file, got another file: {self.parent.child(min(others)).path}"
                 )
             return
         is_taken = self.parent.size_of(self.name) is not None
         place = self.parent.child(self.name)
-        others = is_taken or (place.exists() and bool(place.names()))
-        if others and (is_taken or not self._is_export(place, MANIFEST_NAME)):
+        present = set(place.names()) if place.exists() else set()
+        if is_taken or present - self._own_files(place, MANIFEST_NAME):
             raise FileExistsError(f"expected an export or an empty directory, got other files in {self.path}")
 
-    @staticmethod
-    def _is_export(place: Directory, manifest_name: str) -> bool:
-        """Whether there is the manifest of an export and, in its own directory, nothing but its files."""
+    def _own_files(self, place: Directory, manifest_name: str) -> set[str]:
+        """Names in `place` of the export of that manifest, the manifest among them; none where there is none."""
         try:
             manifest = decode_export_manifest(place.read(manifest_name), f"{place.path}/{manifest_name}")
         except CheckpointMismatchError:
-            return True  # of a later version
+            return {self.name, manifest_name} if self.is_file else set(place.names())  # of a later version
         except (OSError, CorruptCheckpointError):
-            return False
-        if manifest_name != MANIFEST_NAME:
-            return True
-        own = {file.path.split("/")[0] for table in manifest.tables for file in table.files}
-        return set(place.names()) <= own | {MANIFEST_NAME}
+            return set()
+        return {file.path.split("/")[0] for table in manifest.tables for file in table.files} | {manifest_name}
 
     @contextmanager
     def replaced(self) -> Iterator[Directory]:
@@ -121,15 +123,18 @@ class ExportTarget:
 
     def _file_name(self, path: str) -> str:
         """Name of a file beside the manifest: `user.erased.arrow` in `u.arrow` becomes `u.erased.arrow`."""
-        stem = self.name.removesuffix(self.suffix)
-        return f"{stem}.erased{self.suffix}" if path.endswith(f".erased{self.suffix}") else self.name
+        return self._erased_name if path.endswith(f".erased{self.suffix}") else self.name
 
     def _move_in(self, working: Directory) -> None:
         if self.is_file:
-            for name in working.names():
+            names = working.names()
+            left = self._own_files(self.parent, self._file_manifest) & {self._erased_name}
+            for name in names:
                 if not name.endswith(MANIFEST_NAME):
                     os.replace(f"{working.path}/{name}", f"{self.parent.path}/{self._file_name(name)}")
             os.replace(f"{working.path}/{self._file_manifest}", f"{self.parent.path}/{self._file_manifest}")
+            for name in left - {self._file_name(name) for name in names}:
+                self.parent.delete_file(name)
         else:
             place = self.parent.child(self.name)
             retired = f"{place.path}.old-{secrets.token_hex(4)}"

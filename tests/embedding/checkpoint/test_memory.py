@@ -11,7 +11,7 @@ import pytest
 
 from embershard.embedding.checkpoint.storage import Directory
 from embershard.embedding.export.columns import read_columns
-from embershard.embedding.export.manifest import ExportedBlock, ExportedFile, ExportedTable
+from embershard.embedding.export.manifest import ExportedBlock, ExportedFile, ExportedTable, ExportOptions
 
 MEASURED = """
 import dataclasses, sys
@@ -130,7 +130,8 @@ def test_last_row_beyond_two_billion_values_is_read_back_b11(tmp_path: Path, for
         rows=rows,
         files=tuple(ExportedFile(path=path, bytes=0, sha256="") for path in paths),
     )
-    chunk = read_columns(Directory.of(tmp_path), table, format).chunks[0]
+    options = ExportOptions(format=format, vectors="float16")
+    chunk = read_columns(Directory.of(tmp_path), table, options).chunks[0]
     assert chunk.vectors.shape == (rows, dim)
     assert chunk.vectors[rows - 1].tolist() == last.tolist()
     assert chunk.vectors[33_554_432].tolist() == [0] * dim

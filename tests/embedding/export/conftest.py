@@ -46,6 +46,10 @@ class Trained:
             found.update(zip(rows.keys.tolist(), rows.weights, strict=True))
         return found
 
+    def dictionary(self) -> pa.Table:
+        """The texts behind the keys of `word`."""
+        return pa.table({"value": TEXTS, "key": self.features.encode_values("word", pa.array(TEXTS))})
+
 
 @pytest.fixture
 def trained() -> Trained:

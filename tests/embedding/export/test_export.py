@@ -30,11 +30,6 @@ from .conftest import INT64_IDS, TEXTS, UINT64_IDS, Trained
 FORMATS = ("parquet", "arrow", "safetensors", "npy")
 
 
-def dictionary(trained: Trained) -> pa.Table:
-    keys = trained.features.encode_values("word", pa.array(TEXTS))
-    return pa.table({"value": TEXTS, "key": keys})
-
-
 def read_plain(path: Path, table: str, format: str) -> dict[str, list]:
     """A table's columns, read with other people's readers only."""
     if format == "parquet":
@@ -93,7 +88,7 @@ def test_texts_come_back_where_a_dictionary_was_kept(tmp_path: Path, trained: Tr
         ["word", "user_word"],
         ExportOptions(format=format),
         feature_map=trained.features,
-        dictionaries={"word": dictionary(trained)},
+        dictionaries={"word": trained.dictionary()},
     )
     words = read_plain(tmp_path / "out", "word", format)
     if "id_bytes" in words:
@@ -110,7 +105,7 @@ def test_texts_come_back_where_a_dictionary_was_kept(tmp_path: Path, trained: Tr
 
 def test_texts_come_from_a_file_of_the_value_dictionary(tmp_path: Path, trained: Trained) -> None:
     file = tmp_path / "values.parquet"
-    texts = dictionary(trained).sort_by("key")
+    texts = trained.dictionary().sort_by("key")
     write_values(
         file,
         [
@@ -276,6 +271,36 @@ def test_what_is_no_export_is_not_replaced_by_one(tmp_path: Path, trained: Train
     beside.unlink()
     for _ in range(2):
         export_tables(trained.store, tmp_path / "user.parquet", ["user"], feature_map=trained.features)
+
+
+def test_a_delta_beside_a_foreign_file_of_its_erased_keys_name(tmp_path: Path, trained: Trained) -> None:
+    """`u.erased.arrow` is written by deltas alone; one's own is replaced, and goes with the delta."""
+    full, file, erased = tmp_path / "full", tmp_path / "u.arrow", tmp_path / "u.erased.arrow"
+    options = ExportOptions(format="arrow")
+    export_tables(trained.store, full, ["user"], options)
+    trained.store.erase(TableKeys.of("user", np.sort(trained.features.encode_values("user", pa.array([17, 1])))))
+    erased.write_text("mine")
+    export_tables(trained.store, file, ["user"], options)
+    with pytest.raises(FileExistsError, match=rf"^expected an export or no file, got another file: {erased}$"):
+        export_tables(trained.store, file, ["user"], options, base=full)
+    assert erased.read_text() == "mine"
+    assert EmbeddingReader(file).manifest.since is None
+    erased.unlink()
+    for _ in range(2):
+        assert export_tables(trained.store, file, ["user"], options, base=full).erased == {"user": 2}
+    assert erased.exists()
+    export_tables(trained.store, file, ["user"], options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "u.arrow", "u.arrow.manifest.json"]
+    EmbeddingReader(file)
+
+
+@pytest.mark.parametrize("name", ["full", "u.arrow"])
+def test_a_delta_does_not_replace_its_own_base(tmp_path: Path, trained: Trained, name: str) -> None:
+    options = ExportOptions(format="arrow")
+    export_tables(trained.store, tmp_path / name, ["user"], options)
+    with pytest.raises(ValueError, match=rf"expected a delta beside its base, got both at {tmp_path / name}"):
+        export_tables(trained.store, tmp_path / name, ["user"], options, base=f"{tmp_path}/./{name}")
+    assert EmbeddingReader(tmp_path / name).rows("user") > 0
 
 
 def test_unknown_table_is_named_with_those_there_are(tmp_path: Path, trained: Trained) -> None:
