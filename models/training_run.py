@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,9 +14,9 @@ import torch
 from ..datasets.batch_stream import ReadPosition
 from ..datasets.click_log import ClickLog
 from ..embedding.policies import evicts_by_age_or_value
-from ..feature_map.batch import FeatureBatch
 from ..feature_map.feature_map import FeatureMap
 from .config import EarlyStop
+from .epoch_batches import EpochBatches
 from .errors import ResumeMismatchError, TrainedBeforeError, TrainingDivergedError
 from .evaluation import evaluate
 from .eviction_sweep import EvictionSweep
@@ -84,6 +82,8 @@ class TrainingRun:
         self._sweep = EvictionSweep(
             trainer.embeddings.store, self.config.evict_every, evicts=evicts, step=trainer.rows.steps
         )
+        self._epoch: EpochBatches | None = None
+        self._open_units: set[int] = set()
         self._data = log.fingerprint()
         rows = log.rows()
         self.total = None if rows is None else rows * self.config.epochs
@@ -158,6 +158,13 @@ class TrainingRun:
 
     def train(self) -> TrainResult:
         """Train to the end and say what came of it."""
+        try:
+            return self._train()
+        finally:
+            if self._epoch is not None:
+                self._epoch.close()
+
+    def _train(self) -> TrainResult:
         stopped = "finished"
         self.trainer.model.train()
         self.trainer.embeddings.train()
@@ -167,7 +174,7 @@ class TrainingRun:
             ended = self._segment()
             if self.config.evict_every is None and ended:
                 self._sweep.all_tablets()
-            if self._is_due(self.config.evaluate_every, ended) or self._is_over():
+            if (self._is_due(self.config.evaluate_every, ended) or self._is_over()) and not self._is_evaluated():
                 self._evaluate()
             if self._should_stop():
                 stopped = "early_stop"
@@ -176,7 +183,7 @@ class TrainingRun:
                 self._save()
         else:
             stopped = "finished" if self.at.epoch >= self.config.epochs else "max_steps"
-        if not self.at.history or self.at.history[-1].step != self.at.step:
+        if not self._is_evaluated():
             self._evaluate()
         shown = self.at.history[-1] if self.at.history else None
         if self._can_go_back():
@@ -197,6 +204,9 @@ class TrainingRun:
         at, config = self.at, self.config
         return at.epoch >= config.epochs or (config.max_steps is not None and at.step >= config.max_steps)
 
+    def _is_evaluated(self) -> bool:
+        return bool(self.at.history) and self.at.history[-1].step == self.at.step
+
     def _is_due(self, every: int | None, epoch_ended: bool) -> bool:
         return epoch_ended if every is None else self.at.step % every == 0
 
@@ -207,23 +217,15 @@ class TrainingRun:
         if config.max_steps is not None:
             limits.append(config.max_steps - at.step)
         limit = min(limits) if limits else None
-        place = {
-            unit.id: number
-            for number, unit in enumerate(self.log.units(at.epoch, seed=config.seed, shuffle=config.shuffle))
-        }
-        stream = self.log.batches(
-            self.features,
-            config.batch_size,
-            epoch=at.epoch,
-            seed=config.seed,
-            shuffle=config.shuffle,
-            start=ReadPosition(at.epoch, at.unit, at.batch),
-            prefetch=0,  # the pipeline's own thread reads
-        )
-        began, units = time.perf_counter(), set()
-        first = _FirstBatches(stream, limit)
+        if self._epoch is None:
+            start = ReadPosition(at.epoch, at.unit, at.batch)
+            self._epoch = EpochBatches(
+                self.log, self.features, config.batch_size, start, seed=config.seed, shuffle=config.shuffle
+            )
+        epoch, place = self._epoch, self._epoch.place
+        began = time.perf_counter()
         pulled = prefetch(
-            first,
+            epoch.segment(limit),
             self.trainer.embeddings,
             config.pipeline_depth,
             synchronous_steps=config.synchronous_steps,
@@ -234,18 +236,19 @@ class TrainingRun:
                 loss = self.trainer.step(batch, inputs)
                 at.step, at.examples = at.step + 1, at.examples + len(batch)
                 if batch.id is not None:
-                    units.add(batch.id.unit)
+                    self._open_units.add(batch.id.unit)
                     at.unit, at.batch = place[batch.id.unit], batch.id.index + 1
                 self._report(loss)
         at.seconds += time.perf_counter() - began
-        ended = first.is_end
-        if ended:
+        for unit in [unit for unit in self._open_units if epoch.is_end or place[unit] < at.unit]:
+            self.trainer.embeddings.store.complete_unit(unit)
+            self._open_units.remove(unit)
+        if epoch.is_end:
             at.epoch, at.unit, at.batch = at.epoch + 1, 0, 0
-        for unit in units:
-            if ended or place[unit] < at.unit:
-                self.trainer.embeddings.store.complete_unit(unit)
+            at.saved_step = -1  # a checkpoint of this step goes on inside the epoch
+            self._epoch = None
         self._check_trained_once()
-        return ended
+        return epoch.is_end
 
     def _report(self, loss: torch.Tensor) -> None:
         value = loss.item()
@@ -338,22 +341,6 @@ class TrainingRun:
             evicted=self._evicted(),
             kept_back=self._kept_back(),
         )
-
-
-class _FirstBatches:
-    """The first `limit` batches of a stream; closes its iterator, and so its threads, when it is closed.
-
-    is_end: after the last one, whether the stream has no more."""
-
-    def __init__(self, stream: Iterable[FeatureBatch], limit: int | None) -> None:
-        self._stream, self._limit = stream, limit
-        self.is_end = False
-
-    def __iter__(self) -> Iterator[FeatureBatch]:
-        with closing(iter(self._stream)) as batches:  # type: ignore[type-var]
-            yield from islice(batches, self._limit)
-            with suppress(Exception):  # it comes again to who reads on
-                self.is_end = next(batches, None) is None
 
 
 def _is_better(found: Evaluation, best: Evaluation, stop: EarlyStop) -> bool:
