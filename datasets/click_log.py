@@ -104,7 +104,8 @@ class ClickLog:
         """The click log of record batches from elsewhere, as one work unit that ends when the source does.
 
         source: called once an epoch; an iterator can be read for one epoch. One thread at a time reads it, not always
-                the same one. Shuffling is within `unit_rows` rows, which are waited for: a live source wants none."""
+                the same one. Shuffling is within `unit_rows` rows, which are waited for: a live source wants none. Of
+                several readers (`shard`, loader workers) each calls it and keeps its share of the batches."""
         return cls.over(StreamReader(source), stages=stages, unit_rows=unit_rows, run=run)
 
     @classmethod
