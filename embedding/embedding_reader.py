@@ -16,9 +16,10 @@ from ..feature_map import Categorical, FeatureMap, Numeric
 from ..feature_map import Sequence as SequenceFeature
 from .checkpoint.storage import Directory
 from .errors import CheckpointMismatchError, CorruptCheckpointError
-from .export.columns import ExportChunk, ExportColumns, read_columns
+from .export.columns import ExportChunk, ExportColumns
 from .export.manifest import ExportManifest
 from .export.storage import read_export_manifest
+from .export.table_reader import read_columns
 from .export.vectors import restore_float32
 from .table_group import as_keys
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from embershard.embedding.checkpoint.storage import Directory
-from embershard.embedding.export.columns import read_columns
 from embershard.embedding.export.manifest import ExportedBlock, ExportedFile, ExportedTable, ExportOptions
+from embershard.embedding.export.table_reader import read_columns
 
 MEASURED = """
 import dataclasses, sys
