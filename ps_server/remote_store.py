@@ -167,6 +167,7 @@ class RemoteStore:
                     if_absent=if_absent,
                     now=now,
                     tablets=tablets,
+                    widths=self._widths,
                 )
 
             return self._calls.by_owner("Assign", keys, encode)
@@ -415,7 +416,7 @@ class RemoteStore:
         self, link: ShardLink, part: ExchangePart, norms: dict[str, float] | None, *, in_memory: bool
     ) -> ExchangeBytes:
         small, arrays = exchange_message(
-            link.header, part.push, part.pull, self._wire, tablets=part.tablets, norms=norms
+            link.header, part.push, part.pull, self._wire, tablets=part.tablets, norms=norms, widths=self._widths
         )
         reply = 0
         if part.pull is not None:

@@ -181,7 +181,7 @@ class ParameterServerService:
         report = None
         if call.push is not None:
             push = call.push
-            self._check_sizes(push)
+            self._check_sizes(push, call.push_widths)
             if bell is not None:
                 bell.wait(Piece.KEYS)
                 if bell.pending:
@@ -210,7 +210,7 @@ class ParameterServerService:
             )
         if bell is not None:
             bell.wait(Piece.ALL)
-        size = self._value_count(call.pull.keys)
+        size = self._value_count(call.pull.keys, call.pull_widths)
         if size * 4 > self._max_bytes:
             raise RequestTooLargeError(
                 f"expected rows of at most {self._max_bytes} bytes, got {size * 4}; pull fewer keys"
@@ -250,6 +250,7 @@ class ParameterServerService:
     def _assign(self, data: bytes) -> bytes:
         call = decode_assign(data, self._shard.tablet_bits)
         self._check(call.header)
+        self._value_count(call.keys, call.widths)
         return _count(
             self._durable.assign(
                 call.token,
@@ -362,12 +363,13 @@ class ParameterServerService:
             )
         self._shard.check_generation(header.generation)
 
-    def _check_sizes(self, push: Push) -> None:
-        expected = self._value_count(push.keys)
+    def _check_sizes(self, push: Push, told: tuple[int, ...]) -> None:
+        expected = self._value_count(push.keys, told)
         if len(push.gradients) != expected:
             raise WireFormatError(f"expected {expected} gradient values for the push's keys, got {len(push.gradients)}")
 
-    def _value_count(self, keys: TableKeys) -> int:
+    def _value_count(self, keys: TableKeys, told: tuple[int, ...]) -> int:
+        """Values of the keys' rows. told: widths by the caller. Raises: WireFormatError where they are others."""
         widths = self._widths.get(keys.tables)
         if widths is None:
             known = {table.name: table.dim for table in self._shard.tables()}
@@ -375,6 +377,12 @@ class ParameterServerService:
             widths = np.array([known.get(table, 0) for table in keys.tables], np.int64)
             if len(self._widths) < KEPT_WIDTHS and all(table in known for table in keys.tables):
                 self._widths[keys.tables] = widths
+        if told and told != (own := tuple(widths.tolist())):
+            for table, width, asked in zip(keys.tables, own, told, strict=True):
+                if width not in (0, asked):
+                    raise WireFormatError(
+                        f"expected rows of {width} values, got {asked}: table {table!r} was made anew"
+                    )
         return int((keys.splits[1:] - keys.splits[:-1]) @ widths)
 
     @contextmanager

@@ -72,6 +72,7 @@ class ExchangeCall:
     """A decoded exchange.
 
     tablets: the tablets the push speaks for, None for all of the shard's.   shared: where its arrays lie, if elsewhere.
+    push_widths, pull_widths: values a row as the caller knows its tables; none where it does not say.
     """
 
     header: pb.CallHeader
@@ -81,6 +82,8 @@ class ExchangeCall:
     rows_format: WireFormat
     norms: dict[str, float] = field(default_factory=dict)
     shared: pb.SharedArrays | None = None
+    push_widths: tuple[int, ...] = ()
+    pull_widths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,10 @@ def exchange_message(
     *,
     tablets: TabletMask | None = None,
     norms: dict[str, float] | None = None,
+    widths: Mapping[str, int] | None = None,
 ) -> tuple[pb.ExchangeRequest, list[tuple[int, Packed]]]:
     """One data call: its small part, and its arrays by field number. tablets: those the push speaks for (None: all of
-    the shard's)."""
+    the shard's). widths: values a row by table, for the shard to compare."""
     small = pb.ExchangeRequest(header=header, compression=wire.compression.upper())
     arrays: list[tuple[int, Packed]] = []
 
@@ -121,7 +125,7 @@ def exchange_message(
         small.push.CopyFrom(
             pb.PushPart(
                 token=encode_token(push.token),
-                tables=encode_counts(push.keys),
+                tables=encode_counts(push.keys, widths),
                 examples=push.examples,
                 step=push.step,
                 now=push.now,
@@ -147,7 +151,7 @@ def exchange_message(
     if pull is not None:
         small.pull.CopyFrom(
             pb.PullPart(
-                tables=encode_counts(pull.keys),
+                tables=encode_counts(pull.keys, widths),
                 absent=pull.absent.upper(),
                 dtype=wire.dtype.upper(),
             )
@@ -220,7 +224,8 @@ def decode_exchange(
         pull = Pull(keys, _choice(_ABSENT, small.pull.absent, "pull.absent"))
         rows_dtype = _choice(_DTYPES, small.pull.dtype, "pull.dtype")
     shared = small.shared if small.HasField("shared") else None
-    return ExchangeCall(small.header, push, pull, tablets, WireFormat(rows_dtype, compression), norms, shared)
+    widths = decode_widths(small.push.tables), decode_widths(small.pull.tables)
+    return ExchangeCall(small.header, push, pull, tablets, WireFormat(rows_dtype, compression), norms, shared, *widths)
 
 
 def encode_exchange_reply(
@@ -327,10 +332,20 @@ def decode_token(token: pb.Token) -> PushToken:
     return PushToken(token.unit, token.lease, token.batch)
 
 
-def encode_counts(keys: TableKeys) -> pb.TableKeyCounts:
-    """Tables and their numbers of keys."""
+def encode_counts(keys: TableKeys, widths: Mapping[str, int] | None = None) -> pb.TableKeyCounts:
+    """Tables, their numbers of keys and, where told, values a row."""
     splits = keys.splits.tolist()
-    return pb.TableKeyCounts(tables=keys.tables, counts=[end - start for start, end in itertools.pairwise(splits)])
+    counts = [end - start for start, end in itertools.pairwise(splits)]
+    told = None if widths is None else [widths[table] for table in keys.tables]
+    return pb.TableKeyCounts(tables=keys.tables, counts=counts, widths=told)
+
+
+def decode_widths(counts: pb.TableKeyCounts) -> tuple[int, ...]:
+    """Values a row of each table; none where the caller does not say. Raises: WireFormatError for another number."""
+    widths = tuple(counts.widths)
+    if widths and len(widths) != len(counts.tables):
+        raise WireFormatError(f"expected one width for each of {len(counts.tables)} tables, got {len(widths)}")
+    return widths
 
 
 def decode_keys(counts: pb.TableKeyCounts, fields: Fields, number: int, what: str) -> TableKeys:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,16 @@ from . import parameter_server_pb2 as pb
 from .errors import WireFormatError
 from .message_fields import M, Packed, join_message, read_array, split_message
 from .tablets import TabletMask
-from .wire import MAX_TABLES, decode_keys, decode_mask, decode_token, encode_counts, encode_mask, encode_token
+from .wire import (
+    MAX_TABLES,
+    decode_keys,
+    decode_mask,
+    decode_token,
+    decode_widths,
+    encode_counts,
+    encode_mask,
+    encode_token,
+)
 
 _KEYS, _WEIGHTS, _STATE, _TABLETS = 16, 17, 18, 20
 F32 = np.dtype(np.float32)
@@ -59,6 +68,7 @@ class AssignCall:
     if_absent: bool
     now: int
     tablets: TabletMask | None
+    widths: tuple[int, ...] = ()
 
 
 def encode_assign(
@@ -71,12 +81,13 @@ def encode_assign(
     if_absent: bool,
     now: int,
     tablets: TabletMask,
+    widths: Mapping[str, int] | None = None,
 ) -> bytes:
-    """Rows to set in one shard."""
+    """Rows to set in one shard. widths: values a row by table, for the shard to compare."""
     small = pb.AssignRequest(
         header=header,
         token=encode_token(token),
-        tables=encode_counts(keys),
+        tables=encode_counts(keys, widths),
         if_absent=if_absent,
         has_state=state is not None,
         now=now,
@@ -99,6 +110,7 @@ def decode_assign(data: bytes, tablet_bits: int) -> AssignCall:
         small.if_absent,
         small.now,
         decode_mask(fields.get(_TABLETS), tablet_bits),
+        decode_widths(small.tables),
     )
 
 

@@ -148,6 +148,36 @@ def test_tablet_nobody_owns_is_an_error_in_time(folder):
             read(store, range(100))
 
 
+def test_tables_made_anew_with_each_others_widths_are_noticed(folder):
+    """As many values in all as before, so that no sum tells; rows of one table would go to the other."""
+
+    def config(name, dim):
+        return TableConfig(name=name, blocks=(ColumnBlock(dim=dim, initializer=Zeros(), optimizer=Sgd(lr=1.0)),))
+
+    few = np.arange(8, dtype=np.uint64) << np.uint64(60)
+    keys = TableKeys(("a", "b"), np.concatenate([few, few]), np.array([0, 8, 16], np.int64))
+    push = Push(None, keys, np.ones(8 * 6, np.float32), np.ones(16, np.uint32), 1, 1, 0)
+    with remote_store(folder, 2, BITS, NativeTableGroup) as store:
+        store.ensure_tables([config("a", 2), config("b", 4)])
+        widths = (2, 4)
+        for call in (
+            lambda: store.exchange(push, None),
+            lambda: store.exchange(None, Pull(keys)),
+            lambda: store.assign(keys, np.ones(8 * 6, np.float32)),
+        ):
+            with connect(store._links.map.addresses[0]) as other:
+                for name in ("a", "b"):
+                    other.drop_table(name)
+                widths = widths[::-1]
+                other.ensure_tables([config("a", widths[0]), config("b", widths[1])])
+            with pytest.raises(
+                ValueError, match=f"expected rows of {widths[0]} values, got {widths[1]}: table 'a' was"
+            ):
+                call()
+            call()
+        assert store.exchange(None, Pull(TableKeys.of("a", few))).rows.values.tolist() == [1.0] * 8 * widths[0]
+
+
 def test_another_generation_is_refused_until_the_client_connects_anew(folder):
     spec = make_spec(folder, 2, BITS)
     with running_shards(spec) as servers:

@@ -74,6 +74,20 @@ def test_golden_exchange():
     assert same_push(decode_exchange(GOLDEN_EXCHANGE, BITS).push, PUSH)
 
 
+def test_golden_widths():
+    """Field 3 of the tables of pushes and pulls; a caller that does not tell them is not asked."""
+    data = join_message(*exchange_message(HEADER, PUSH, Pull(KEYS), WireFormat(), widths={"item": 9, "user": 300}))
+    small = pb.ExchangeRequest.FromString(data)
+    assert small.push.tables.SerializeToString().hex() == "0a04757365720a046974656d120202011a03ac0209"
+    assert small.pull.tables == small.push.tables
+    call = decode_exchange(data, BITS)
+    assert call.push_widths == call.pull_widths == (300, 9)
+    assert decode_exchange(GOLDEN_EXCHANGE, BITS).push_widths == ()
+    small.pull.tables.widths.append(1)
+    with pytest.raises(WireFormatError, match="expected one width for each of 2 tables, got 3"):
+        decode_exchange(small.SerializeToString(), BITS)
+
+
 def test_golden_reply():
     report = PushReport(1, 2, 3, 4, {"user": TableUpdate(1, 2, 3, 4, 5, 6)}, {"user": (1, (1 << 64) - 1)})
     rows = Rows(KEYS, np.array([0.5, -1.0, 2.0], np.float32), np.arange(8, dtype=np.uint64))
