@@ -30,7 +30,7 @@ from .record_encoder import RecordEncoder
 from .record_stage import RecordStage
 from .row_order import unit_id
 from .schema import ColumnSpec
-from .sharding import shares
+from .sharding import UnitShare, shares
 from .table_reader import StreamReader, TableReader, as_table
 from .time_order import EARLIEST, time_values
 from .unit_plan import PlannedUnit, cut_units, unit_order
@@ -271,22 +271,22 @@ class ClickLog:
         mine = shares(units if units is not None else self.units(epoch, seed=seed, shuffle=shuffle), *shard)
         begin = start
 
-        def read() -> Iterator[tuple[pa.RecordBatch, WorkUnit, ReadPosition]]:
+        def read() -> Iterator[tuple[pa.RecordBatch, UnitShare, ReadPosition]]:
             for number in range(begin.unit, len(mine)):
                 share, first = mine[number], begin.batch if number == begin.unit else 0
                 records = self.records(share.unit, columns, batch_size, seed=seed, shuffle=shuffle, first_batch=first)
                 for index, batch in enumerate(records, first):
                     if index % share.parts == share.part and (batch.num_rows == batch_size or not drop_remainder):
-                        yield batch, share.unit, ReadPosition(begin.epoch, number, index + 1)
+                        yield batch, share, ReadPosition(begin.epoch, number, index + 1)
 
-        def encode(item: tuple[pa.RecordBatch, WorkUnit, ReadPosition]) -> Placed[BatchT]:
-            records, unit, after = item
+        def encode(item: tuple[pa.RecordBatch, UnitShare, ReadPosition]) -> Placed[BatchT]:
+            records, share, after = item
             try:
-                return Placed(features.encode(records, id=BatchId(unit.id, after.batch - 1)), after)
+                return Placed(features.encode(records, id=BatchId(share.id, after.batch - 1)), after)
             except Exception as error:
                 # An encoder knows its batch only; add_note is Python 3.11, the attribute works everywhere.
-                place = f"in batch {after.batch - 1} of {describe_unit(unit)}{', shuffled' if shuffle else ''}"
-                found = self._row_refused(features, columns, unit, error)
+                place = f"in batch {after.batch - 1} of {describe_unit(share.unit)}{', shuffled' if shuffle else ''}"
+                found = self._row_refused(features, columns, share.unit, error)
                 error.__dict__["__notes__"] = [*getattr(error, "__notes__", ()), place, *found]
                 raise
 

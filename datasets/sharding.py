@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .errors import ClickLogError
+from .row_order import mix
 from .work_unit import WorkUnit
 
 
@@ -16,6 +17,12 @@ class UnitShare:
     unit: WorkUnit
     part: int = 0
     parts: int = 1
+
+    @property
+    def id(self) -> int:
+        """uint64 that the ids of its batches name as their unit: readers that share a unit have one each, since a store
+        takes the batches of one unit in their order alone."""
+        return self.unit.id if self.parts == 1 else mix(self.unit.id, self.part, self.parts)
 
 
 def shares(units: Sequence[WorkUnit], shard: int, shards: int) -> list[UnitShare]:

@@ -31,7 +31,7 @@ class WorkUnit:
 
 @dataclass(frozen=True, slots=True)
 class BatchId:
-    """Batch `index` of work unit `unit`: always the same examples."""
+    """Batch `index` of work unit `unit`, or of one reader's share where several read it: always the same examples."""
 
     unit: int
     index: int

@@ -155,14 +155,13 @@ class _Places:
 
     def __init__(self, epoch: int, shards: dict[int, list[UnitShare]]) -> None:
         self.epoch = epoch
-        self._by_unit: dict[int, list[tuple[int, int, UnitShare]]] = {}
-        for shard, units in shards.items():
-            for number, share in enumerate(units):
-                self._by_unit.setdefault(share.unit.id, []).append((shard, number, share))
+        self._by_unit = {
+            share.id: (shard, number) for shard, units in shards.items() for number, share in enumerate(units)
+        }
 
     def after(self, name: BatchId) -> tuple[int, ReadPosition]:
         """The reader that gave the batch, and the position after it."""
-        for shard, number, share in self._by_unit.get(name.unit, ()):
-            if name.index % share.parts == share.part:
-                return shard, ReadPosition(self.epoch, number, name.index + 1)
-        raise ClickLogError(f"expected a batch of epoch {self.epoch} of this dataset, got {name}")
+        if name.unit not in self._by_unit:
+            raise ClickLogError(f"expected a batch of epoch {self.epoch} of this dataset, got {name}")
+        shard, number = self._by_unit[name.unit]
+        return shard, ReadPosition(self.epoch, number, name.index + 1)
