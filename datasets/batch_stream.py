@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from .errors import ClickLogError
 from .hand_over import HandOver
+from .work_unit import BatchId
 
 BatchT = TypeVar("BatchT")
 ItemT = TypeVar("ItemT")
@@ -64,8 +66,16 @@ class BatchStream(Generic[BatchT]):
     Each `iter` starts anew at the position the stream was made with. Thread safety: one consumer at a time.
     """
 
-    def __init__(self, read: Callable[[], Iterator[Placed[BatchT]]], start: ReadPosition, prefetch: int) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Iterator[Placed[BatchT]]],
+        start: ReadPosition,
+        prefetch: int,
+        places: Mapping[int, int] | None = None,
+    ) -> None:
+        """places: of each unit in the order of the epoch, as batch ids name it."""
         self._read, self._start, self._prefetch = read, start, prefetch
+        self._places = places or {}
         self._position = start
 
     @property
@@ -75,8 +85,16 @@ class BatchStream(Generic[BatchT]):
 
     @property
     def position(self) -> ReadPosition:
-        """Position after the batch given last; pass it as `start` to go on with the next one."""
+        """Position after the batch given last; pass it as `start` to go on with the next one.
+
+        `es.prefetch` takes batches before they are trained: there, `after(batch.id)` is what to note."""
         return self._position
+
+    def after(self, batch: BatchId | None) -> ReadPosition:
+        """Position after a batch of this stream. Raises: ClickLogError for what is none."""
+        if batch is None or batch.unit not in self._places:
+            raise ClickLogError(f"expected the id of a batch of epoch {self.epoch} of this stream, got {batch}")
+        return ReadPosition(self.epoch, self._places[batch.unit], batch.index + 1)
 
     def __iter__(self) -> Iterator[BatchT]:
         """The batches in order; the background threads end with the iterator, however it ends."""

@@ -290,7 +290,8 @@ class ClickLog:
                 error.__dict__["__notes__"] = [*getattr(error, "__notes__", ()), place, *found]
                 raise
 
-        return BatchStream(EncodePool(read, encode, threads), start, prefetch)
+        places = {share.id: number for number, share in enumerate(mine)}
+        return BatchStream(EncodePool(read, encode, threads), start, prefetch, places)
 
     def _row_refused(
         self, features: RecordEncoder[BatchT], columns: Sequence[ColumnSpec], unit: WorkUnit, error: Exception

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from pyarrow import fs as pafs
 
 from ..feature_map import Categorical, FeatureMap, Numeric
 from ..feature_map import Sequence as SequenceFeature
-from .checkpoint.storage import Directory
+from .checkpoint.storage import Directory, Verify, check_verify
 from .errors import CheckpointMismatchError, CorruptCheckpointError
 from .export.columns import ExportChunk, ExportColumns
 from .export.manifest import ExportManifest
@@ -45,7 +45,7 @@ class EmbeddingReader:
         path: str | Path,
         *deltas: str | Path,
         filesystem: pafs.FileSystem | None = None,
-        verify: Literal["contents", "sizes"] = "sizes",
+        verify: Verify = "sizes",
     ) -> None:
         """path: a full export.   deltas: each a delta to the one before it, in order.
 
@@ -53,6 +53,7 @@ class EmbeddingReader:
         Raises: CorruptCheckpointError naming the file, also for columns that do not fit the manifest;
                 CheckpointMismatchError for a delta that does not follow.
         """
+        check_verify(verify)
         layers = [read_export_manifest(place, filesystem) for place in (path, *deltas)]
         _check_chain([manifest for _, manifest in layers])
         if verify == "contents":

@@ -36,8 +36,8 @@ class ClickLogDataset(IterableDataset[BatchT], Generic[BatchT]):
 
     rank, world_size: by default those of torch.distributed when the dataset is made, else 0 of 1.
 
-    State: `state_dict` says where each reader of this rank goes on. With workers of a plain DataLoader, call
-    `delivered` for each batch, since only the main process knows which ones arrived; torchdata's StatefulDataLoader
+    State: `state_dict` says where each reader of this rank goes on. With workers of a plain DataLoader, or where
+    `es.prefetch` takes batches ahead, call `delivered` for each batch that is trained; torchdata's StatefulDataLoader
     asks the workers itself. A state fits the same files, seed, batch size and number of readers.
     Thread safety: one consumer.
     """
@@ -105,7 +105,7 @@ class ClickLogDataset(IterableDataset[BatchT], Generic[BatchT]):
         yield from stream
 
     def delivered(self, batch: BatchT) -> None:
-        """Note that a batch of the current pass arrived from a worker, so that `state_dict` goes on after it."""
+        """Note that a batch of the current pass arrived, and was trained: `state_dict` goes on after it."""
         epoch = self._first_epoch + max(0, int(self._shared[1:].max()) - 1)
         if self._places is None or self._places.epoch != epoch:
             self._places = _Places(epoch, self._shards_of_this_rank(epoch))

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import mmh3
 import torch
 from torch import nn
 
+from ..datasets.row_order import mix
 from ..embedding.store import EmbeddingStore, Exchange, Pull, Push, PushReport, PushToken
 from ..embedding.table_config import ColumnBlock, Initializer, Optimizer, TableConfig
 from ..feature_map.batch import FeatureBatch
 from .device_transfer import DeviceTransfer, choose_device
 from .embedding_output import EmbeddingOutput
-from .errors import StoreMismatchError
+from .errors import StaleRowsError, StoreMismatchError
 from .kept_back import KeptBack
 from .keyed_jagged import KeyedJagged, ValueEncoder, feature_batch_of
 from .openmp_threads import pool_on_torch_threads
@@ -26,6 +30,13 @@ from .table_options import TableOptions
 from .tensor_batch import TensorBatch
 
 DEFAULT_DIM = 16
+
+
+class RunningLoop(Protocol):
+    """A loop that carries out its pushes in a thread of its own."""
+
+    def settle(self) -> None:
+        """Wait until all pushes made so far are carried out."""
 
 
 class CategoricalFeature(FeatureDefinition, Protocol):
@@ -83,10 +94,15 @@ class EmbeddingCollection(nn.Module):
     """Embeddings of all categorical features of a feature map, one table a feature unless features share one.
 
     In training mode absent rows read their initial weights and pulls may be trained; in evaluation mode they read the
-    table's `unseen` vector. The module has no parameters: `optimizer()` trains the rows.
+    table's `unseen` vector. The module has no parameters: `optimizer()` trains the rows. A pull is no graph: what
+    `torch.compile` gets is the model that takes the embeddings.
+
+    repeats_expected: whether pushes that the store has had before are as they should be, as in a loop that goes on over
+    shards that lived while it did not; else the first one is warned of.
 
     Thread safety: one training thread; `prefetch` runs `prepare` and `exchange` in threads of its own.
-    Invariants: 1. a pull never changes the store. 2. a pulled batch is pushed at most once, under the batch's token.
+    Invariants: 1. a pull never changes the store. 2. a pulled batch is pushed at most once, under the batch's token,
+    which names the collection's tables too: collections of other tables push the same batch to one store.
     """
 
     def __init__(
@@ -117,6 +133,12 @@ class EmbeddingCollection(nn.Module):
         others = set(tables or ()) - set(configs)
         if others:
             raise ValueError(f"expected tables of the feature map {sorted(configs)}, got others too: {sorted(others)}")
+        for name, given in (tables or {}).items():
+            if (given.name, given.key_space) != (name, configs[name].key_space):
+                raise ValueError(
+                    f"expected name {name!r} and key space {configs[name].key_space!r}, as the feature map says, got "
+                    f"{given.name!r} and {given.key_space!r} (tables[{name!r}])"
+                )
         configs.update(tables or {})
         self.layout = RowLayout(features.categorical, configs)
         self.features = features
@@ -125,7 +147,11 @@ class EmbeddingCollection(nn.Module):
         self.lease = 1
         self.checkpoint: str | None = None
         self.counts = PushCounts()
+        self.repeats_expected = False
         self._row_optimizer: RowOptimizer | None = None
+        self._pulled_before: PulledRows | None = None
+        self._unit_salt = mmh3.hash64("\0".join(sorted(self.layout.tables)).encode(), signed=False)[0]
+        self._loops: weakref.WeakSet[RunningLoop] = weakref.WeakSet()
         pool_on_torch_threads(torch.get_num_threads())
         store.ensure_tables(self.layout.configs)
 
@@ -135,15 +161,21 @@ class EmbeddingCollection(nn.Module):
         return self.transfer.device
 
     def optimizer(self) -> RowOptimizer:
-        """The torch optimizer over the rows pulled in training mode; the same object each time."""
+        """The torch optimizer over the rows pulled in training mode, the last pull before it too; the same object each
+        time."""
         if self._row_optimizer is None:
             self._row_optimizer = RowOptimizer(self.push, self._learning_rate())
+            if self._pulled_before is not None:
+                self._row_optimizer.expect(self._pulled_before)
+                self._pulled_before = None
         return self._row_optimizer
 
     def forward(
         self, batch: FeatureBatch | TensorBatch | KeyedJagged, *, values_are_keys: bool = False
     ) -> EmbeddingOutput:
-        """The batch's embeddings, pulled now; a KeyedJaggedTensor holds raw ids, or keys if `values_are_keys`.
+        """The batch's embeddings, pulled now, after the pushes made so far in `prefetch` loops.
+
+        batch: a KeyedJaggedTensor holds raw ids, or keys if `values_are_keys`.
 
         Raises: FeatureMismatchError; whatever the store raises."""
         if isinstance(batch, TensorBatch):
@@ -152,11 +184,14 @@ class EmbeddingCollection(nn.Module):
             encoder: ValueEncoder | None = None if values_are_keys else self.features  # type: ignore[assignment]
             batch = feature_batch_of(batch, self.layout.features, encoder)
         keyed = self.prepare(batch)
+        self.settle()
         pulled = self.pulled(keyed, self.exchange(None, keyed, training=self.training))
         if self.training and torch.is_grad_enabled():
             pulled.require_gradients()
             if self._row_optimizer is not None:
                 self._row_optimizer.expect(pulled)
+            else:
+                self._pulled_before = pulled
         return EmbeddingOutput(pulled)
 
     def prepare(self, batch: FeatureBatch, *, for_push: bool = False) -> KeyedBatch:
@@ -173,8 +208,39 @@ class EmbeddingCollection(nn.Module):
         pull = None if keyed is None else Pull(keyed.unique.keys, "initial" if training else "unseen")
         answer = self.store.exchange(push, pull)
         if answer.report is not None:
+            repeated = self.counts.repeated
             self.counts.add(answer.report)
+            if self.counts.repeated > repeated and not self.repeats_expected:
+                self.repeats_expected = True
+                warnings.warn(
+                    "a batch was not trained: the store had its push before, and takes each batch once. Batches that "
+                    "are to be trained again come from a new pass over the click log, or have no id "
+                    "(dataclasses.replace(batch, id=None)). `embeddings.counts.repeated` counts such pushes",
+                    stacklevel=2,
+                )
         return answer
+
+    def settle(self) -> None:
+        """Wait until all pushes made so far are in the store.
+
+        `rows.step()` in a `prefetch` loop hands its push over and goes on: who reads the store itself in the loop, or
+        saves it, waits first. Thread safety: the training thread."""
+        for loop in list(self._loops):
+            loop.settle()
+
+    def enter(self, loop: RunningLoop) -> None:
+        """Know of a loop that pushes in a thread of its own; it is known for as long as it lives."""
+        self.settle()
+        self._loops.add(loop)
+
+    def complete_unit(self, unit: int) -> None:
+        """Let the store drop what it remembers of a work unit's pushes (24 bytes a tablet).
+
+        unit: as batch ids name it, when all its batches are trained; later ones would be refused."""
+        self.store.complete_unit(self._token_unit(unit))
+
+    def _token_unit(self, unit: int) -> int:
+        return mix(self._unit_salt, unit)
 
     def pulled(self, keyed: KeyedBatch, answer: Exchange, *, recomputed: bool = False) -> PulledRows:
         """The rows that an exchange read for `keyed`; `recomputed`: again, after its first push was stale."""
@@ -183,14 +249,23 @@ class EmbeddingCollection(nn.Module):
         return PulledRows(keyed, answer.rows, self.layout, self.transfer, recomputed=recomputed)
 
     def push(self, pulled: PulledRows, *, step: int, lr_scale: float) -> None:
-        """Send the gradients of a pulled batch to the store, under the batch's token."""
+        """Send the gradients of a pulled batch to the store, under the batch's token.
+
+        Raises: StaleRowsError where a tablet refuses them for the age of the rows."""
         push = self.make_push(pulled, step=step, lr_scale=lr_scale)
-        self.exchange(push, None, training=True)
+        self.settle()
+        report = self.exchange(push, None, training=True).report
+        if report is not None and report.stale:
+            raise StaleRowsError(
+                f"expected gradients of rows within the store's max_staleness, got older ones in {report.stale} "
+                "tablets: they were not applied there; es.prefetch pulls such a batch again, or call embeddings(batch) "
+                "again and make another step"
+            )
 
     def make_push(self, pulled: PulledRows, *, step: int, lr_scale: float) -> Push:
         """The push of a pulled batch's gradients, which are taken from its leaves."""
         batch = pulled.batch
-        token = None if batch.id is None else PushToken(batch.id.unit, self.lease, batch.id.index)
+        token = None if batch.id is None else PushToken(self._token_unit(batch.id.unit), self.lease, batch.id.index)
         return pulled.push(pulled.take_gradients(), token, step=step, now=push_time(batch), lr_scale=lr_scale)
 
     def rows_by_table(self) -> dict[str, int]:

@@ -60,8 +60,9 @@ class EmbeddingOutput:
         self.rows = rows
         self._layout = rows.layout
         self._examples = rows.batch.size
-        self._pooled: dict[tuple[int, str | None], torch.Tensor] = {}
-        self._sequences: dict[str, JaggedRows] = {}
+        # By whether gradients are recorded: what was made without them would train nothing.
+        self._pooled: dict[tuple[int, str | None, bool], torch.Tensor] = {}
+        self._sequences: dict[tuple[str, bool], JaggedRows] = {}
         self._groups = {
             slot.name: place
             for place, group in enumerate(self._layout.groups)
@@ -86,6 +87,11 @@ class EmbeddingOutput:
 
     def values(self) -> torch.Tensor:
         """(B, ΣD) vectors of the pooled features side by side, in the order of `keys()`."""
+        if not self.keys():
+            raise KeyError(
+                "expected at least one pooled feature, got "
+                + (f"only {self.sequence_keys()} with pooling none" if self.sequence_keys() else "none with keys")
+            )
         if len(self._layout.groups) == 1:
             return self._pool(0, None)
         return torch.cat([self._of(name) for name in self.keys()], 1)
@@ -105,9 +111,10 @@ class EmbeddingOutput:
         """Vectors of a feature with pooling `none`. Raises: KeyError naming those there are."""
         if feature not in self.sequence_keys():
             raise KeyError(f"expected one of sequence features {self.sequence_keys()}, got {feature!r}")
-        if feature not in self._sequences:
-            self._sequences[feature] = self._sequence(feature)
-        return self._sequences[feature]
+        asked = feature, torch.is_grad_enabled()
+        if asked not in self._sequences:
+            self._sequences[asked] = self._sequence(feature)
+        return self._sequences[asked]
 
     def block(self, name: str) -> torch.Tensor:
         """(B, F, dim) of one column block, of all pooled features that have it.
@@ -166,14 +173,15 @@ class EmbeddingOutput:
 
     def _pool(self, place: int, name: str | None) -> torch.Tensor:
         """(B, K·dim) of a block, or of the whole rows."""
-        known = self._pooled.get((place, name))
+        asked = place, name, torch.is_grad_enabled()
+        known = self._pooled.get(asked)
         if known is None:
             group = self._layout.groups[place]
             block = self._placed(place, group.whole if name is None else group.blocks[name])
             bags = self._bags(place, block.dim)
             inverse = None if self._on_cpu(place) else self.rows.device_inverse()
             known = pooled(self.rows.leaves[place], block, bags, self._examples, inverse)
-            self._pooled[(place, name)] = known
+            self._pooled[asked] = known
         return known
 
     def _sequence(self, feature: str) -> JaggedRows:

@@ -19,6 +19,10 @@ class DeviceError(ValueError):
     """torch does not have the device that was asked for; the message names it and says why."""
 
 
+class StaleRowsError(RuntimeError):
+    """Gradients that a store refused, since their rows had been pulled too long ago."""
+
+
 class TrainingDivergedError(ArithmeticError):
     """The loss is not finite; the message names the step, the epoch and what to lower."""
 

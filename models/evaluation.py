@@ -29,7 +29,9 @@ class Prediction:
     @property
     def probabilities(self) -> npt.NDArray[np.float64]:
         """(B,) click probabilities."""
-        return 1.0 / (1.0 + np.exp(-self.logits.astype(np.float64)))
+        # By the side on which nothing overflows.
+        small = np.exp(-np.abs(self.logits.astype(np.float64)))
+        return np.where(self.logits >= 0, 1.0, small) / (1.0 + small)
 
 
 def predict(
@@ -49,34 +51,36 @@ def predict(
 
 
 def evaluate(model: nn.Module, embeddings: EmbeddingCollection, batches: Iterable[FeatureBatch]) -> Metrics:
-    """Exact metrics over all batches; `auc` is NaN with a note where it is not defined.
+    """Exact metrics over all batches; `auc` is NaN with a note where it is not defined. An example weighs 1 by default.
 
-    Raises: ValueError for a batch without labels."""
-    logits, labels, weights = [], [], []
+    Raises: ValueError for a batch without labels; ModelSpecError for several labels."""
+    logits, labels, weights, is_weighted = [], [], [], False
     for prediction in predict(model, embeddings, batches):
         batch = prediction.batch
         if batch.label is None:
             raise ValueError("expected batches with labels to evaluate, got one without")
+        if batch.label.ndim != 1:
+            raise ModelSpecError(f"expected one label to evaluate by, got {batch.label.shape[1]}")
         logits.append(prediction.logits)
         labels.append(batch.label)
-        weights.append(batch.example_weight)
+        is_weighted = is_weighted or batch.example_weight is not None
+        weights.append(np.ones(batch.size, np.float32) if batch.example_weight is None else batch.example_weight)
     if not logits:
         return measure(np.empty(0, np.float32), np.empty(0, np.float32))
-    given = [weight for weight in weights if weight is not None]
-    return measure(np.concatenate(logits), np.concatenate(labels), np.concatenate(given) if given else None)
+    return measure(np.concatenate(logits), np.concatenate(labels), np.concatenate(weights) if is_weighted else None)
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module, embeddings: EmbeddingCollection) -> Iterator[None]:
-    """Both modules in evaluation mode, and back in their own mode afterwards."""
-    before = [(module, module.training) for module in (model, embeddings)]
-    for module, _ in before:
-        module.eval()
+    """Both modules in evaluation mode; afterwards each of their modules is back in its own, frozen ones too."""
+    before = [(module, module.training) for root in (model, embeddings) for module in root.modules()]
+    for root in (model, embeddings):
+        root.eval()
     try:
         yield
     finally:
         for module, training in before:
-            module.train(training)
+            module.training = training
 
 
 def loss_of(logits: torch.Tensor, batch: TensorBatch) -> torch.Tensor:

@@ -28,6 +28,8 @@ def measure(logits: Floats, labels: Floats, weights: Floats | None = None) -> Me
     """Metrics of (n,) logits against (n,) labels in [0, 1], weighted by (n,) example weights."""
     if len(logits) == 0:
         return Metrics(float("nan"), float("nan"), 0, "no examples")
+    if weights is not None and not weights.any():
+        return Metrics(float("nan"), float("nan"), len(logits), "all examples weigh 0")
     area, note = auc(logits, labels, weights)
     return Metrics(area, logloss(logits, labels, weights), len(logits), note)
 

@@ -45,10 +45,12 @@ def prefetch(
     before_push: called before each batch's push, in the thread that makes it, after all calls before: what it does to
            the store, as an eviction, has its fixed place among the pushes. Not called for a batch that comes once more.
 
+    `step()` hands its push over: before the store itself is read or saved inside the loop, call `embeddings.settle()`.
+    `embeddings(batch)`, and an `evaluate` of the same collection, do so themselves.
     A batch whose push the store refuses as stale (`max_staleness`) comes once more, with fresh rows and under the same
     token. A batch whose `step()` is not called before the next one is asked for is not pushed. In evaluation mode
     nothing is pushed and pulls read `unseen` rows. Leaving the loop in any way carries out the pushes already made,
-    stops the threads and closes `batches`.
+    stops the threads and closes `batches` (where the loop's iterator is held, its `close()` does).
     Raises: ValueError; in the loop, in its place among the batches, whatever reading or the store raised."""
     if not isinstance(batches, Iterable):
         raise TypeError(f"expected an iterable of batches, got {batches!r}")
@@ -146,8 +148,19 @@ class _Stop:
     pass
 
 
+class _Settle:
+    """Wakes the lane where it waits for a batch: a push must not."""
+
+
+class _End:
+    """What no source gives."""
+
+
 class _PushedAgain:
     """The answer to a call that pulled nothing."""
+
+
+_END = _End()
 
 
 class _Pipeline:
@@ -168,21 +181,26 @@ class _Pipeline:
         self.training = embeddings.training
         self._before_push = before_push
         self._embeddings = embeddings
-        self._prepared: SimpleQueue[KeyedBatch | _Failure | None] = SimpleQueue()
+        self._prepared: SimpleQueue[KeyedBatch | _Settle | _Failure | None] = SimpleQueue()
         self._room = threading.Semaphore(PREPARED_AHEAD)
         self._calls: SimpleQueue[_BatchPush | _Stop | None] = SimpleQueue()
         self._answers: SimpleQueue[_Ready | _PushedAgain | _Failure | None] = SimpleQueue()
         self._open_calls = 0
+        self._handed_over = 0
+        self._carried_out = 0
+        self._progress = threading.Condition()
         self._stopping = threading.Event()
         self._reading = YieldingThread()
         self._reader = threading.Thread(target=self._read, args=(batches,), name="prefetch-reader", daemon=True)
         self._lane = threading.Thread(target=self._exchange, name="prefetch-lane", daemon=True)
+        embeddings.enter(self)
         self._reader.start()
         self._lane.start()
 
     def advance(self, push: _BatchPush | None) -> None:
         """Let the lane make its next call."""
         self._open_calls += 1
+        self._handed_over += 1
         self._calls.put(push)
 
     def next(self) -> _Ready | None:
@@ -194,6 +212,15 @@ class _Pipeline:
             return None
         self._embeddings.transfer.ready(ready.event, [*ready.batch.tensors(), *ready.rows.leaves])
         return ready
+
+    def settle(self) -> None:
+        """Wait until the pushes handed over are carried out; the pulls beside them may still wait for their batch."""
+        target = self._handed_over
+        if self._carried_out >= target:
+            return
+        self._prepared.put(_Settle())
+        with self._progress:
+            self._progress.wait_for(lambda: self._carried_out >= target or not self._lane.is_alive())
 
     def close(self) -> None:
         """Carry out the pushes made and stop the threads; idempotent."""
@@ -232,7 +259,7 @@ class _Pipeline:
                 self._room.acquire()
                 if self._prepared.qsize() >= RESTING_AHEAD:
                     self._reading.rest()
-                if self._stopping.is_set() or (batch := next(iterator, None)) is None:
+                if self._stopping.is_set() or isinstance(batch := next(iterator, _END), _End):
                     break
                 self._prepared.put(self._embeddings.prepare(batch, for_push=self.training))
         except BaseException as error:
@@ -249,27 +276,40 @@ class _Pipeline:
 
     def _exchange(self) -> None:
         ended, broken = False, None
+        calls = 0
         while not isinstance(push := self._calls.get(), _Stop):
+            calls += 1
             if broken is not None:
                 self._answers.put(_Failure(broken, lost_push=push is not None))
+                self._carried(calls)
                 continue
             keyed, failure = None, None
-            if not ended and not self._stopping.is_set() and (push is None or push.pulls):
-                item = self._next_prepared()
-                self._room.release()
-                if isinstance(item, KeyedBatch):
-                    keyed = item
-                else:
-                    ended, failure = True, item
             try:
+                if not ended and not self._stopping.is_set() and (push is None or push.pulls):
+                    while isinstance(item := self._next_prepared(), _Settle):
+                        if push is not None:
+                            self._call(push, None)
+                            push = None
+                        self._carried(calls)
+                    self._room.release()
+                    if isinstance(item, KeyedBatch):
+                        keyed = item
+                    else:
+                        ended, failure = True, item
                 ready = self._call(push, keyed)
             except BaseException as error:
                 broken = error
                 self._answers.put(_Failure(error, lost_push=push is not None))
             else:
                 self._answers.put(failure or ready)
+            self._carried(calls)
 
-    def _next_prepared(self) -> KeyedBatch | _Failure | None:
+    def _carried(self, calls: int) -> None:
+        with self._progress:
+            self._carried_out = calls
+            self._progress.notify_all()
+
+    def _next_prepared(self) -> KeyedBatch | _Settle | _Failure | None:
         try:
             return self._prepared.get_nowait()
         except Empty:

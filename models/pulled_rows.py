@@ -63,6 +63,13 @@ class PulledRows:
         """Whether backward reached any of the rows."""
         return any(leaf.grad is not None for leaf in self.leaves)
 
+    @property
+    def has_finite_gradients(self) -> bool:
+        """Whether backward reached any of the rows, and all that it left is finite."""
+        return self.has_gradients and all(
+            bool(leaf.grad.isfinite().all()) for leaf in self.leaves if leaf.grad is not None
+        )
+
     def device_inverse(self) -> torch.Tensor:
         """(N,) int32 row number of each key of the batch, on the device."""
         if self._inverse is None:
@@ -81,6 +88,13 @@ class PulledRows:
             )
             parts.append(array)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def add_gradients(self, other: PulledRows) -> None:
+        """Take over the gradients of another pull of the same batch."""
+        for leaf, more in zip(self.leaves, other.leaves, strict=True):
+            if more.grad is not None:
+                leaf.grad = more.grad if leaf.grad is None else leaf.grad + more.grad
+        other.drop_gradients()
 
     def drop_gradients(self) -> None:
         """Forget what backward left in the leaves."""

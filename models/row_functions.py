@@ -22,6 +22,9 @@ from ..embedding.batch_rows import (
     sum_row_gradients,
 )
 
+_NATIVE: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+"""What native functions read and write, whatever torch's defaults are."""
+
 
 @dataclass(frozen=True, slots=True)
 class InteractionTerms:
@@ -97,7 +100,7 @@ class _SumFields(Function):
 class _PoolRows(Function):
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, block: RowColumns, bags: Bags, examples: int) -> torch.Tensor:
-        out = torch.empty((examples, len(bags.fields) * block.dim))
+        out = torch.empty((examples, len(bags.fields) * block.dim), **_NATIVE)
         pool_rows(rows.detach().numpy(), block, bags, out.numpy())
         ctx.save_for_backward(rows)
         ctx.block, ctx.bags = block, bags
@@ -107,7 +110,7 @@ class _PoolRows(Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         (rows,) = ctx.saved_tensors
-        total = torch.zeros(rows.shape)
+        total = torch.zeros(rows.shape, **_NATIVE)
         sum_row_gradients(rows.detach().numpy(), ctx.block, ctx.bags, _with_dense_rows(gradient).numpy(), total.numpy())
         return total, None, None, None
 
@@ -118,7 +121,7 @@ class _Interaction(Function):
         ctx: Any, rows: torch.Tensor, columns: InteractionColumns, bags: Bags, dense: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         width = len(bags.fields) * columns.factors.dim
-        mlp_input = torch.empty((len(dense), width + dense.shape[1]))
+        mlp_input = torch.empty((len(dense), width + dense.shape[1]), **_NATIVE)
         mlp_input[:, width:] = dense
         terms = pool_interaction(rows.detach().numpy(), columns.factors, columns.linear, bags, mlp_input.numpy())
         ctx.save_for_backward(rows, mlp_input)
@@ -138,7 +141,7 @@ class _Interaction(Function):
         factors: RowColumns = ctx.columns.factors
         total, dense = None, None
         if ctx.needs_input_grad[0]:
-            total = torch.zeros(rows.shape)
+            total = torch.zeros(rows.shape, **_NATIVE)
             none = np.empty(0, np.float32)
             sum_interaction_gradients(
                 rows.detach().numpy(),
@@ -193,10 +196,9 @@ def _pool_bags(
     values = columns[numbers]
     if weights is not None:
         values = values * weights[:, None]
-    if pooling is Pooling.MAX:
-        most = torch.segment_reduce(values, "max", lengths=lengths, axis=0, initial=float("-inf"))
-        return torch.where(lengths[:, None] > 0, most, torch.zeros_like(most))
     bag = torch.repeat_interleave(torch.arange(len(lengths), device=values.device), lengths)
+    if pooling is Pooling.MAX:
+        return _first_maxima(values, bag, lengths)
     total = values.new_zeros((len(lengths), values.shape[1])).index_add(0, bag, values)
     if pooling is Pooling.SUM:
         return total
@@ -205,3 +207,18 @@ def _pool_bags(
     divisor = values.new_zeros(len(lengths)).index_add(0, bag, terms)
     divisor = divisor if pooling is Pooling.MEAN else divisor.sqrt()
     return torch.where(divisor[:, None] != 0, total / torch.where(divisor == 0, 1, divisor)[:, None], 0.0)
+
+
+def _first_maxima(values: torch.Tensor, bag: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """(B, D) largest value of each bag and column, 0 for empty bags; the first place that holds it gets the gradient.
+
+    segment_reduce's own backward gives negative gradients of equal values to each of them (torch 2.13)."""
+    if not len(values):
+        return values.new_zeros((len(lengths), values.shape[1]))
+    with torch.no_grad():
+        most = torch.segment_reduce(values, "max", lengths=lengths, axis=0, initial=float("-inf"))
+        holds = (values == most[bag]) | values.isnan()
+        places = torch.arange(len(values), device=values.device)[:, None].where(holds, len(values))
+        first = places.new_full((len(lengths), values.shape[1]), len(values) - 1)
+        first = first.scatter_reduce(0, bag[:, None].expand_as(places), places, "amin")
+    return torch.where(lengths[:, None] > 0, values.gather(0, first), 0.0)

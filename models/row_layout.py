@@ -127,7 +127,7 @@ class RowLayout:
 
     def deduplicate(self, batch: FeatureBatch) -> UniqueKeys:
         """Each key of the batch once a table. Raises: FeatureMismatchError if the batch has other features."""
-        if batch.features != self.features:
+        if tuple(batch.features) != self.features:
             raise FeatureMismatchError(
                 f"expected a batch with features {list(self.features)}, got {list(batch.features)}; "
                 "encode with the feature map the collection was made with"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from .pulled_rows import PulledRows, parameters_of
@@ -33,6 +35,7 @@ class RowOptimizer(torch.optim.Optimizer):
         self._push = push
         self._start_lr = lr
         self._waiting: list[tuple[PulledRows, PushGradients]] = []
+        self._has_warned = False
         self._set_parameters()
 
     def expect(self, pulled: PulledRows, deliver: PushGradients | None = None) -> None:
@@ -41,7 +44,16 @@ class RowOptimizer(torch.optim.Optimizer):
         self._set_parameters()
 
     def forget(self, pulled: PulledRows) -> None:
-        """Stop waiting for a batch: its push is skipped."""
+        """Stop waiting for a batch: its push is skipped. Warns, once, where it has gradients, all finite (GradScaler
+        skips others by design)."""
+        waits = any(rows is pulled for rows, _ in self._waiting)
+        if waits and not self._has_warned and pulled.has_finite_gradients:
+            self._has_warned = True
+            warnings.warn(
+                "gradients of a batch were given up: backward reached its rows, and the next batch was asked for "
+                "before step() of embeddings.optimizer(); to accumulate, make batches larger",
+                stacklevel=3,
+            )
         self._waiting = [(rows, deliver) for rows, deliver in self._waiting if rows is not pulled]
         self._set_parameters()
 
@@ -53,6 +65,7 @@ class RowOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Push every waiting batch that backward has reached, each under its own token; gives the closure's loss.
 
+        Gradients of several pulls of one batch are summed, as they are for a parameter used several times.
         The leaves give their gradients away (`grad` becomes None). A batch without gradients is given up."""
         loss = None
         if closure is not None:
@@ -60,7 +73,7 @@ class RowOptimizer(torch.optim.Optimizer):
                 loss = closure()
         waiting, self._waiting = self._waiting, []
         self._set_parameters()
-        for pulled, deliver in waiting:
+        for pulled, deliver in _of_one_push(waiting):
             if pulled.has_gradients:
                 self.steps += 1
                 deliver(pulled, step=self.steps, lr_scale=self.lr_scale)
@@ -79,12 +92,22 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Steps and learning rate; the rows' own optimizer state is in the store."""
-        return {"steps": self.steps, "lr": float(self.param_groups[0]["lr"]), "start_lr": self._start_lr}
+        group = self.param_groups[0]
+        state = {"steps": self.steps, "lr": float(group["lr"]), "start_lr": self._start_lr}
+        return {**state, "initial_lr": float(group["initial_lr"])} if "initial_lr" in group else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a `state_dict`. Raises: KeyError naming a missing entry."""
         self.steps = int(state_dict["steps"])
-        self.param_groups[0]["lr"] = state_dict["lr"] / state_dict["start_lr"] * self._start_lr
+        for rate in ("lr", "initial_lr"):  # the second is a scheduler's
+            if rate == "lr" or rate in state_dict:
+                self.param_groups[0][rate] = state_dict[rate] / state_dict["start_lr"] * self._start_lr
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only the rows' own group. Raises: ValueError for another, which would never be stepped."""
+        if self.param_groups:
+            raise ValueError("expected no parameters beside the rows, got a group: give it to an optimizer of its own")
+        super().add_param_group(param_group)
 
     def parameters(self) -> list[torch.Tensor]:
         """The leaf tensors that wait for a step, for `clip_grad_norm_`."""
@@ -92,3 +115,21 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def _set_parameters(self) -> None:
         self.param_groups[0]["params"] = self.parameters()
+
+
+def _of_one_push(waiting: list[tuple[PulledRows, PushGradients]]) -> list[tuple[PulledRows, PushGradients]]:
+    """Those with gradients, the first of each batch with the gradients of all pulls of that batch."""
+    merged: list[tuple[PulledRows, PushGradients]] = []
+    for pulled, deliver in waiting:
+        first = next((rows for rows, _ in merged if _is_same_batch(rows, pulled)), None)
+        if first is None:
+            merged.append((pulled, deliver))
+        else:
+            first.add_gradients(pulled)
+    return merged
+
+
+def _is_same_batch(first: PulledRows, second: PulledRows) -> bool:
+    if first.batch.id is None or first.batch.id != second.batch.id:
+        return False
+    return np.array_equal(first.unique.keys.keys, second.unique.keys.keys)

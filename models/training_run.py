@@ -17,7 +17,7 @@ from ..embedding.policies import evicts_by_age_or_value
 from ..feature_map.feature_map import FeatureMap
 from .config import EarlyStop
 from .epoch_batches import EpochBatches
-from .errors import ResumeMismatchError, TrainedBeforeError, TrainingDivergedError
+from .errors import ModelSpecError, ResumeMismatchError, TrainedBeforeError, TrainingDivergedError
 from .evaluation import evaluate
 from .eviction_sweep import EvictionSweep
 from .kept_back import KeptBack
@@ -74,6 +74,9 @@ class TrainingRun:
         self.save_every = save_every
         self.at = _Progress()
         self.features: FeatureMap = trainer.embeddings.features  # type: ignore[assignment]
+        if validation is not None and len(self.features.labels) > 1:
+            raise ModelSpecError(f"expected one label to evaluate by, got {list(self.features.labels)}")
+        trainer.embeddings.repeats_expected = True  # told by TrainedBeforeError
         self.resumed = False
         self.repeated_before = trainer.embeddings.counts.repeated
         self.evicted_before = Counter(trainer.embeddings.counts.evicted)
@@ -241,7 +244,7 @@ class TrainingRun:
                 self._report(loss)
         at.seconds += time.perf_counter() - began
         for unit in [unit for unit in self._open_units if epoch.is_end or place[unit] < at.unit]:
-            self.trainer.embeddings.store.complete_unit(unit)
+            self.trainer.embeddings.complete_unit(unit)
             self._open_units.remove(unit)
         if epoch.is_end:
             at.epoch, at.unit, at.batch = at.epoch + 1, 0, 0

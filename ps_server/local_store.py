@@ -64,6 +64,7 @@ class LocalStore:
             tables = NativeTableGroup(tablet_bits, threads)
         self._tokens = ClientTokens()
         self._shard = Shard(tables, staleness=staleness)
+        self._tablet_bits = self._shard.tablet_bits
         self._guard = None if guard is None else GradientGuard(guard)
         self._norms = GradientNorms()
         self._clock = clock
@@ -79,7 +80,7 @@ class LocalStore:
     @property
     def tablet_bits(self) -> int:
         """The key space is cut into 2^tablet_bits ranges."""
-        return self._shard.tablet_bits
+        return self._tablet_bits
 
     @property
     def shard(self) -> Shard:

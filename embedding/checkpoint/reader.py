@@ -6,14 +6,14 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from pyarrow import fs as pafs
 from safetensors.numpy import load as load_tensors
 
-from ..errors import CheckpointMismatchError, CorruptCheckpointError
+from ..errors import CheckpointMismatchError, CorruptCheckpointError, UnknownTableError
 from ..store import TakenSnapshots
 from ..table_config import TableConfig, unknown_table
 from ..table_group import AppliedMemory, TableRows, TabletSnapshot
@@ -22,11 +22,9 @@ from .manifest import Manifest
 from .merge import changed_since, merge_snapshots
 from .row_file_reader import TableReader
 from .side_files import SideFiles
-from .storage import Directory
+from .storage import Directory, Verify, check_verify
 from .table_match import changed_settings, check_layout
 from .tablet_file import TABLETS_SCHEMA, empty_rows
-
-Verify = Literal["contents", "sizes"]
 
 
 class RestoreTarget(Protocol):
@@ -137,14 +135,17 @@ class Checkpoint:
 
         only: tables wanted (their unknown rows come along); None for all. Tables the store lacks are made with the
               checkpoint's configuration; the store's other tables are emptied.
-        Raises: CheckpointMismatchError naming table and field; nothing was changed. What the store raises (a lost
-                connection): some tablets are restored and others not, so restore again.
+        Raises: CheckpointMismatchError naming table and field, UnknownTableError; nothing was changed. What the store
+                raises (a lost connection): some tablets are restored and others not, so restore again.
         """
         if store.tablet_bits != self.tablet_bits:
             raise CheckpointMismatchError(
                 f"{self.path}: expected a store of {self.tablet_bits} tablet bits, got {store.tablet_bits}"
             )
-        asked = {table.name for table in self.tables() if only is None or table.name in only}
+        known = {table.name for table in self.tables()}
+        if unknown := sorted(set(only or ()) - known):
+            raise UnknownTableError(f"{self.path}: expected tables out of {sorted(known)}, got {unknown}")
+        asked = known if only is None else set(only)
         companions = {unknown_table(t).name for t in self.tables() if t.name in asked and t.unseen == "unknown_row"}
         wanted = [table for table in self.tables() if table.name in asked | companions]
         present = {table.name: table for table in store.tables()}
@@ -244,6 +245,7 @@ def latest_checkpoint(
 
 
 def _open(directory: Directory, verify: Verify) -> Checkpoint:
+    check_verify(verify)
     manifest, digest = read_manifest(directory)
     check_sizes(directory, manifest)
     base = None

@@ -11,15 +11,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 from pyarrow import fs as pafs
 
 from .checksum_file import BackgroundWork, ChecksumFile
 
+Verify = Literal["contents", "sizes"]
+"""How much of a checkpoint or export is looked at when it is opened."""
+
 _TEMPORARY_MARK = ".tmp-"
 _READ_BYTES = 1 << 20
+
+
+def check_verify(verify: str) -> None:
+    """Raises: ValueError for what is no `Verify`, which would verify nothing."""
+    if verify not in get_args(Verify):
+        raise ValueError(f"expected verify one of {list(get_args(Verify))}, got {verify!r}")
 
 
 @dataclass(frozen=True)

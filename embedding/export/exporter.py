@@ -69,6 +69,7 @@ def export_tables(
     if base is not None and Directory.of(base, filesystem).path == target.path:
         raise ValueError(f"expected a delta beside its base, got both at {target.path}")
     features = _feature_map_of(source, feature_map)
+    _check_key_spaces(features, chosen)
     plans = [TableExport(c, options, RawIds.of(features, c.name, _texts(dictionaries, c.name))) for c in chosen]
     base_manifest = _base_manifest(base, filesystem, source, plans, options)
     try:
@@ -200,6 +201,16 @@ def _chosen_tables(source: SnapshotSource, names: Sequence[str] | None) -> list[
         return [present[name] for name in dict.fromkeys(names)]
     companions = {unknown_table(table).name for table in present.values() if table.unseen == "unknown_row"}
     return [table for name, table in present.items() if name not in companions]
+
+
+def _check_key_spaces(features: FeatureMap | None, tables: Sequence[TableConfig]) -> None:
+    spaces = {} if features is None else {table.name: table.key_space for table in features.tables}
+    for table in tables:
+        if spaces.get(table.name, table.key_space) != table.key_space:
+            raise CheckpointMismatchError(
+                f"expected a feature map with key space {table.key_space!r} for table {table.name!r}, got "
+                f"{spaces[table.name]!r}: its ids would be others"
+            )
 
 
 def _texts(dictionaries: Mapping[str, pa.Table] | str | Path | None, table: str) -> pa.Table | None:

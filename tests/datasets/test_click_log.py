@@ -110,6 +110,21 @@ def test_resume_at_every_position_goes_on_with_the_next_batch(folder: Path, shuf
         assert list(rest) == batches[done:]
 
 
+@pytest.mark.parametrize("shard", [(0, 1), (1, 3)])
+def test_the_position_after_any_batch_goes_on_with_the_next_one(folder: Path, shard: tuple[int, int]) -> None:
+    """As for a loop that trains behind the reading."""
+    stream = log_of(folder).batches(RowIds(), 32, epoch=3, seed=2, shuffle=True, shard=shard)
+    batches = list(stream)
+    assert len(batches) > 2
+    for done, batch in enumerate(batches, 1):
+        start = stream.after(batch[0])
+        rest = log_of(folder).batches(RowIds(), 32, seed=2, shuffle=True, start=start, shard=shard)
+        assert list(rest) == batches[done:]
+    for other in (None, BatchId(1, 0)):
+        with pytest.raises(ClickLogError, match="expected the id of a batch of epoch 3 of this stream, got"):
+            stream.after(other)
+
+
 def test_position_counts_delivered_batches_not_those_read_ahead(folder: Path) -> None:
     stream = log_of(folder).batches(RowIds(), 32, prefetch=8)
     batches: Iterator[object] = iter(stream)

@@ -69,3 +69,10 @@ def test_logloss_of_large_logits_does_not_overflow() -> None:
     want = torch.nn.functional.binary_cross_entropy_with_logits(torch.from_numpy(logits), torch.from_numpy(labels))
     assert logloss(logits, labels) == pytest.approx(float(want), rel=1e-6)
     assert logloss(logits, labels, np.float32([0, 1, 0])) == pytest.approx(np.log1p(np.exp(-1.2)))
+
+
+def test_weights_that_are_all_zero_give_nan_and_a_note() -> None:
+    found = measure(np.array([0.5, -1], np.float32), np.array([0, 1], np.float32), np.zeros(2, np.float32))
+    assert np.isnan(found.auc)
+    assert np.isnan(found.logloss)
+    assert (found.examples, found.note) == (2, "all examples weigh 0")

@@ -137,13 +137,105 @@ def test_evaluation_is_pipelined_from_its_first_batch() -> None:
 def test_step_not_called_is_a_skipped_push(depth: int) -> None:
     store, embeddings = collection()
     rows = embeddings.optimizer()
-    for batch, inputs in prefetch(numbered(5), embeddings, depth, synchronous_steps=0):
-        inputs.values().sum().backward()
-        assert batch.id is not None
-        if batch.id.index % 2 == 0:
-            rows.step()
+
+    def step_every_second() -> None:
+        for batch, inputs in prefetch(numbered(5), embeddings, depth, synchronous_steps=0):
+            inputs.values().sum().backward()
+            assert batch.id is not None
+            if batch.id.index % 2 == 0:
+                rows.step()
+
+    with pytest.warns(UserWarning, match="gradients of a batch were given up") as said:
+        step_every_second()
+    assert len(said) == 1
     assert [push for push, _ in store.lane if push is not None] == [0, 2, 4]
     assert rows.parameters() == []
+
+
+def test_a_step_skipped_for_gradients_that_are_not_finite_is_no_warning() -> None:
+    store, embeddings = collection()
+    rows = embeddings.optimizer()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for batch, inputs in prefetch(numbered(3), embeddings, 0, synchronous_steps=0):
+        assert batch.id is not None
+        factor = float("inf") if batch.id.index == 1 else 1.0
+        scaler.scale(inputs.values().sum() * factor).backward()
+        scaler.step(rows)
+        scaler.update()
+    assert [push for push, _ in store.lane if push is not None] == [0, 2]
+
+
+class SlowPushes(RecordingStore):
+    """Whose pushes take so long that what does not wait for them comes before."""
+
+    def exchange(self, push: Push | None, pull: Pull | None) -> Exchange:
+        if push is not None:
+            time.sleep(0.05)
+        return super().exchange(push, pull)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_pull_inside_the_loop_sees_all_pushes_made_before_it(depth: int) -> None:
+    _, embeddings = collection(SlowPushes(local_store()))
+    rows = embeddings.optimizer()
+    probe = bags({"user": [[7]]})
+    seen, evaluated, stored = [], [], []
+    for _, inputs in prefetch(numbered(4), embeddings, depth, synchronous_steps=0):
+        inputs.values().sum().backward()
+        rows.step()
+        with torch.no_grad():
+            seen.append(float(embeddings(probe).values()))
+        embeddings.eval()
+        evaluated += [float(out.values()) for _, out in prefetch([probe], embeddings)]
+        embeddings.train()
+        embeddings.settle()
+        found = embeddings.store.exchange(None, Pull(TableKeys.of("user", np.array([7], np.uint64)))).rows
+        assert found is not None
+        stored.append(float(found.values[0]))
+    assert seen == evaluated == stored == [-1, -2, -3, -4]
+
+
+def test_waiting_for_pushes_does_not_wait_for_the_source() -> None:
+    """The batch that the push would be called with comes when the loop itself has looked at the store."""
+    _, embeddings = collection()
+    rows = embeddings.optimizer()
+    looked = threading.Event()
+
+    def source() -> Iterator[FeatureBatch]:
+        yield from numbered(2)
+        assert looked.wait(30)
+        yield bags({"user": [[102], [7]]}, id=BatchId(1, 2))
+
+    seen = []
+    for _, inputs in prefetch(source(), embeddings, 0, synchronous_steps=0):
+        inputs.values().sum().backward()
+        rows.step()
+        with torch.no_grad():
+            seen.append(float(embeddings(bags({"user": [[7]]})).values()))
+        if len(seen) == 2:
+            looked.set()
+    assert seen == [-1, -2, -3]
+
+
+def test_waiting_for_a_push_that_failed_ends() -> None:
+    store, embeddings = collection()
+    store.fail_at = 1
+    rows = embeddings.optimizer()
+
+    def settle_each() -> None:
+        for _, inputs in prefetch(numbered(3), embeddings, 0, synchronous_steps=0):
+            inputs.values().sum().backward()
+            rows.step()
+            embeddings.settle()
+
+    with pytest.raises(ConnectionError, match="call 1 failed"):
+        settle_each()
+
+
+def test_what_is_no_batch_is_an_error_and_not_the_end() -> None:
+    _, embeddings = collection()
+    with pytest.raises(TypeError, match="expected a FeatureBatch, as a feature map encodes them, got NoneType"):
+        list(prefetch([*numbered(1), None, *numbered(1)], embeddings))  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("zero_first", [True, False])

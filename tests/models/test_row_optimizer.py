@@ -139,6 +139,22 @@ def test_closure_is_called_with_gradients_on() -> None:
     assert pushes(store) == [1.0]
 
 
+def test_a_scheduler_goes_on_after_a_state_dict_as_over_torchs_optimizers() -> None:
+    _, embeddings = one_key(lr=0.5)
+    rows = embeddings.optimizer()
+    torch.optim.lr_scheduler.StepLR(rows, step_size=1, gamma=0.1)
+    _, again = one_key(lr=0.5)
+    again.optimizer().load_state_dict(rows.state_dict())
+    torch.optim.lr_scheduler.StepLR(again.optimizer(), step_size=1, gamma=0.1, last_epoch=3)
+    assert again.optimizer().param_groups[0]["initial_lr"] == 0.5
+
+
+def test_other_parameters_are_refused() -> None:
+    _, embeddings = one_key()
+    with pytest.raises(ValueError, match="expected no parameters beside the rows"):
+        embeddings.optimizer().add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+
+
 def test_state_dict_goes_on() -> None:
     _, embeddings = one_key(lr=0.5)
     rows = embeddings.optimizer()

@@ -564,6 +564,53 @@ def test_model_with_several_logits_an_example_is_refused_by_prediction(clicks: P
         next(iter(predict(TwoLogits(), job.trainer.embeddings, batches)))
 
 
+def test_several_labels_are_refused_before_they_are_trained_and_by_evaluate(clicks: Path) -> None:
+    features = es.FeatureMap([es.Categorical(name="c1")], label=["label", "n1"])
+    log = es.ClickLog(clicks)
+    embeddings = build_embeddings(FactorizationMachineConfig(dim=4), OPTIMIZER, features, es.LocalStore())
+    model = build_model(FactorizationMachineConfig(dim=4), feature_map())
+    with pytest.raises(ModelSpecError, match=r"expected one label to evaluate by, got \['label', 'n1'\]"):
+        Trainer(model, embeddings, CONFIG).fit(log, log)
+
+    class OneLogit(torch.nn.Module):
+        def forward(self, inputs: es.EmbeddingOutput, dense: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(len(inputs))
+
+    two = pa.table({"c1": [1, 2], "label": [0, 1], "n1": [1, 0]})
+    batches = es.ClickLog.from_table(two).batches(features, 2)
+    with pytest.raises(ModelSpecError, match="expected one label to evaluate by, got 2"):
+        es.evaluate(OneLogit(), embeddings, batches)
+
+
+def test_evaluation_leaves_each_module_in_its_own_mode(clicks: Path) -> None:
+    class Frozen(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.drop = torch.nn.BatchNorm1d(4), torch.nn.Dropout()
+
+        def forward(self, inputs: es.EmbeddingOutput, dense: torch.Tensor) -> torch.Tensor:
+            assert not any(module.training for module in self.modules())
+            return torch.zeros(len(inputs))
+
+    job, model = Job(CONFIG, model=FactorizationMachineConfig(dim=4)), Frozen()
+    model.norm.eval()
+    es.evaluate(model, job.trainer.embeddings, es.ClickLog(clicks).batches(feature_map(), 1000))
+    assert (model.training, model.norm.training, model.drop.training) == (True, False, True)
+    assert job.trainer.embeddings.training
+
+
+@pytest.mark.parametrize("weights", [[None, 2.0], [2.0, None]])
+def test_examples_without_a_weight_beside_others_weigh_one(clicks: Path, weights: list[float | None]) -> None:
+    job = Job(CONFIG, model=FactorizationMachineConfig(dim=4))
+    plain = list(es.ClickLog(clicks).batches(feature_map(), 3_000))
+    given = [None if weight is None else np.full(3_000, weight, np.float32) for weight in weights]
+    batches = [replace(batch, example_weight=weight) for batch, weight in zip(plain, given, strict=True)]
+    told = [np.full(3_000, weight or 1.0, np.float32) for weight in weights]
+    expected = [replace(batch, example_weight=weight) for batch, weight in zip(plain, told, strict=True)]
+    model, embeddings = job.trainer.model, job.trainer.embeddings
+    assert es.evaluate(model, embeddings, batches) == es.evaluate(model, embeddings, expected)
+
+
 def test_same_log_twice_into_one_store_is_refused(clicks: Path) -> None:
     job = Job(TrainConfig(batch_size=128))
     job.fit(clicks)

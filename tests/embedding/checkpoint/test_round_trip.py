@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embershard.embedding.checkpoint import TrainingState, latest_checkpoint, open_checkpoint, write_checkpoint
-from embershard.embedding.errors import CheckpointMismatchError
+from embershard.embedding.errors import CheckpointMismatchError, UnknownTableError
 from embershard.embedding.table_config import Adagrad, ColumnBlock, Sgd, TableConfig
 
 from .conftest import SnapshotStore, assert_same_store
@@ -102,6 +102,9 @@ def test_only_some_tables_are_restored_and_the_report_says_so_b42(tmp_path, full
     assert sum(len(tablet.tables["added_later"].keys) for tablet in store.tablets) == 0
     assert sum(len(tablet.tables["user"].keys) for tablet in store.tablets) == 505
     assert [table.name for table in store.tables()] == ["added_later", "user", "item"]
+    with open_checkpoint(path) as checkpoint, pytest.raises(UnknownTableError, match=r"got \['itm', 'zz'\]"):
+        checkpoint.restore(store, only=["zz", "user", "itm"])
+    assert sum(len(tablet.tables["item"].keys) for tablet in store.tablets) == 2007
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,14 @@ def test_unseen_keys_read_the_unknown_row_of_their_tablet(tmp_path: Path, format
         check("base", "delta")
 
 
+def test_a_word_that_verifies_nothing_is_refused(tmp_path: Path, trained: Trained) -> None:
+    export_tables(trained.store, tmp_path / "out", ["user"])
+    saved = write_checkpoint(tmp_path, trained.store, TrainingState(step=1))
+    for open_it, path in ((EmbeddingReader, tmp_path / "out"), (open_checkpoint, saved)):
+        with pytest.raises(ValueError, match=r"expected verify one of \['contents', 'sizes'\], got 'content'"):
+            open_it(path, verify="content")
+
+
 def test_what_is_not_there_is_named(tmp_path: Path, trained: Trained) -> None:
     export_tables(trained.store, tmp_path / "out", ["user"], feature_map=trained.features)
     reader = EmbeddingReader(tmp_path / "out")

@@ -23,6 +23,7 @@ from embershard.embedding.export.vectors import quantise
 from embershard.embedding.store import Pull, Push
 from embershard.embedding.table_config import ColumnBlock, Score, TableConfig
 from embershard.embedding.table_group import TableKeys
+from embershard.feature_map import Categorical, FeatureMap
 from embershard.feature_map.value_dictionary import VALUE_SCHEMA, write_values
 
 from .conftest import INT64_IDS, TEXTS, UINT64_IDS, Trained
@@ -301,6 +302,14 @@ def test_a_delta_does_not_replace_its_own_base(tmp_path: Path, trained: Trained,
     with pytest.raises(ValueError, match=rf"expected a delta beside its base, got both at {tmp_path / name}"):
         export_tables(trained.store, tmp_path / name, ["user"], options, base=f"{tmp_path}/./{name}")
     assert EmbeddingReader(tmp_path / name).rows("user") > 0
+
+
+def test_a_feature_map_of_another_key_space_is_refused(tmp_path: Path, trained: Trained) -> None:
+    """Its ids would be those of other keys."""
+    other = FeatureMap([Categorical("user", id="int64", key_space="user-v2")])
+    with pytest.raises(CheckpointMismatchError, match=r"key space 'user' for table 'user', got 'user-v2'"):
+        export_tables(trained.store, tmp_path / "out", ["user"], feature_map=other)
+    assert not (tmp_path / "out").exists()
 
 
 def test_unknown_table_is_named_with_those_there_are(tmp_path: Path, trained: Trained) -> None:
