@@ -224,7 +224,8 @@ class EmbeddingCollection(nn.Module):
         """Wait until all pushes made so far are in the store.
 
         `rows.step()` in a `prefetch` loop hands its push over and goes on: who reads the store itself in the loop, or
-        saves it, waits first. Thread safety: the training thread."""
+        saves it, waits first. At a depth above 0 batches that are pulled before such a push are waited for too.
+        Thread safety: the training thread."""
         for loop in list(self._loops):
             loop.settle()
 

@@ -214,7 +214,9 @@ class _Pipeline:
         return ready
 
     def settle(self) -> None:
-        """Wait until the pushes handed over are carried out; the pulls beside them may still wait for their batch."""
+        """Wait until the pushes handed over are carried out.
+
+        A pull beside the last one may still wait for its batch; pulls before it, at a depth above 0, must not."""
         target = self._handed_over
         if self._carried_out >= target:
             return
