@@ -2,13 +2,77 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TextIO, cast
 
 UNLIMITED_WIDTH = 10_000
 """Columns that output to a file or a pipe may take: nothing is folded there."""
+
+
+class _People(io.TextIOBase):
+    def write(self, text: str) -> int:
+        """Write, or let it be."""
+        try:
+            return sys.stderr.write(text)
+        except OSError:
+            give_up_stderr()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush, or let it be."""
+        try:
+            sys.stderr.flush()
+        except OSError:
+            give_up_stderr()
+
+    def isatty(self) -> bool:
+        """Whether somebody may be looking."""
+        return sys.stderr.isatty()
+
+    def fileno(self) -> int:
+        """That of stderr."""
+        return sys.stderr.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """That of stderr."""
+        return sys.stderr.encoding
+
+
+def people() -> TextIO:
+    """Stderr, which what is reported on the way goes to; an error of writing there ends nothing."""
+    return cast("TextIO", _People())
+
+
+def open_streams() -> None:
+    """Give stdin, stdout and stderr that the process was started without a place where nothing is kept, so that no
+    file of ours takes their number; text that stdout has no letters for is escaped."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def is_given_up(stream: TextIO) -> bool:
+    """Whether the process was started without this stream."""
+    return getattr(stream, "name", None) == os.devnull
+
+
+def give_up_stderr() -> None:
+    """Nothing is written there any more; what waits in its buffer is dropped, also when the process ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stderr.fileno())
+        os.close(nowhere)
+        sys.stderr.flush()
 
 
 def print_json(value: object) -> None:
@@ -27,8 +91,8 @@ def say(line: str = "") -> None:
 
 def note(line: str) -> None:
     """Print one line for people on stderr, out of the way of results."""
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+    people().write(line + "\n")
+    people().flush()
 
 
 def say_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from .console import format_value, print_json, say
+from .console import format_value, people, print_json, say
 
 
 def demo(
@@ -21,7 +21,7 @@ def demo(
     """Train on a built-in click log whose best reachable AUC is known; write a checkpoint and an export."""
     from .demo_run import run_demo
 
-    stream = sys.stderr if as_json else sys.stdout
+    stream = people() if as_json else sys.stdout
     found = run_demo(folder, rows, seed, stream)
     if as_json:
         print_json(found)

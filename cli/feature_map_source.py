@@ -36,6 +36,8 @@ def section_feature_map(section: object, config: Path) -> FeatureMap:
 
     if isinstance(section, str):
         return FeatureMap.load(config.parent / section)
+    if section is None:
+        raise UsageError(f"{config}: expected a run file or a feature map with features, got neither")
     if not isinstance(section, dict):
         raise UsageError(f"{config}: expected a feature map at $.features, got {section!r}")
     return FeatureMap.from_dict(section, f"{config} ($.features)", config.parent)

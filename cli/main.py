@@ -11,6 +11,7 @@ import typer
 
 from ..models.openmp_spin import limit_openmp_spin
 from . import bench, cluster, demo, evaluate, export, features, inspect_file, key, predict, shard, train
+from .console import note, open_streams
 from .errors import EXIT_FAILURE, describe, exit_code
 from .stop_signals import StoppedError, stopping_on_signals
 
@@ -58,6 +59,7 @@ app.add_typer(features.app, name="features")
 def run(arguments: Sequence[str]) -> int:
     """Exit code of one command line. Nothing but results goes to stdout; errors are one message on stderr."""
     limit_openmp_spin()
+    open_streams()
     words = list(arguments)
     show_traceback = TRACEBACK in words
     try:
@@ -80,5 +82,5 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"error: {message}\n")
+    note(f"error: {message}")
     return code

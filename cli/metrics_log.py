@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 class MetricsLog:
     """Writes scalars of a run under a step number. Thread safety: one thread at a time.
 
-    A resumed run goes on in the same file; lines after the step it resumed at are of the run that stopped there.
+    A resumed run goes on in the same file, without a last line that was not written whole; lines after the step it
+    resumed at are of the run that stopped there.
     """
 
     def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
+        _cut_torn_line(path)
         self._file = path.open("a", encoding="utf-8")
         self._writer: SummaryWriter | None = None
         if tensorboard is not None:
@@ -54,3 +56,13 @@ class MetricsLog:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Cut off what follows the last line break, as a full disk leaves it."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        text = file.read()
+        if text and not text.endswith(b"\n"):
+            file.truncate(text.rfind(b"\n") + 1)

@@ -18,7 +18,7 @@ class OutputConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    folder: str | None = None
+    folder: str | None = Field(default=None, min_length=1, pattern=r"^[^\x00]*$")
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}$")
     checkpoint_every: int | None = Field(default=None, ge=1)
     keep: int = Field(default=2, ge=1)

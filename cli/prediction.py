@@ -20,6 +20,7 @@ from ..datasets.whole_file import naming_file, whole_file
 from ..datasets.work_unit import BatchId
 from ..feature_map import FeatureBatch, FeatureMap
 from ..models.evaluation import predict
+from .console import is_given_up
 from .data_config import other_log
 from .errors import UsageError
 from .evaluation import open_trained
@@ -106,17 +107,41 @@ def _write(tables: Iterator[pa.Table], to: Path | None) -> int:
         writer: Any = None
         for table in tables:
             if writer is None:
+                schema = _without_dictionaries(table.schema)
                 make = WRITERS[".csv" if to is None else to.suffix]
-                writer = stack.enter_context(make(stream, table.schema))
-            writer.write_table(table)
+                writer = stack.enter_context(make(stream, schema))
+            writer.write_table(_as_first(table, schema))
             rows += table.num_rows
     return rows
+
+
+def _without_dictionaries(schema: pa.Schema) -> pa.Schema:
+    """Whether text comes encoded is for its file to say, and another one may say otherwise."""
+    kinds = [field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in schema]
+    return pa.schema([pa.field(name, kind) for name, kind in zip(schema.names, kinds, strict=True)])
+
+
+def _as_first(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table in the types of the first one. Raises: UsageError naming a column whose values do not fit there."""
+    if table.schema == schema:
+        return table
+    columns = []
+    for field, own, column in zip(schema, _without_dictionaries(table.schema), table.columns, strict=True):
+        try:
+            columns.append(column.cast(field.type))
+        except pa.ArrowException as error:
+            raise UsageError(
+                f"expected --keep column {field.name!r} as {field.type}, as in the first file, got {own.type}: {error}"
+            ) from None
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 @contextlib.contextmanager
 def _whole_file(path: Path | None) -> Iterator[IO[bytes]]:
     """A stream to stdout, or to a file that takes its name only when all went well."""
     if path is None:
+        if is_given_up(sys.stdout):
+            raise UsageError("expected an open stdout, or --to with a file, got neither")
         with naming_file("<stdout>"):
             yield sys.stdout.buffer
             sys.stdout.flush()

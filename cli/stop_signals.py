@@ -24,6 +24,14 @@ class StoppedError(BaseException):
         return 128 + self.number
 
 
+_asked: list[StoppedError] = []
+
+
+def why_stop() -> str | None:
+    """The signal that asked the command to end, once there was one; for what waits in other threads."""
+    return str(_asked[0]) if _asked else None
+
+
 @contextmanager
 def stopping_on_signals() -> Iterator[None]:
     """Ctrl-C, SIGTERM and SIGHUP raise `StoppedError` in the main thread, once: what cleans up is not stopped by
@@ -37,14 +45,16 @@ def stopping_on_signals() -> Iterator[None]:
     ours = [number for number in SIGNALS if before[number] in _DEFAULTS]
 
     def stop(number: int, _frame: object) -> None:
+        _asked.append(StoppedError(number))
         for each in ours:
             signal.signal(each, signal.default_int_handler if each == signal.SIGINT else signal.SIG_IGN)
-        raise StoppedError(number)
+        raise _asked[0]
 
     for number in ours:
         signal.signal(number, stop)
     try:
         yield
     finally:
+        _asked.clear()
         for number in ours:
             signal.signal(number, before[number])

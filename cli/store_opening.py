@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from ..ps_server.shard_link import Patience
 from ..ps_server.wire_values import WireFormat
 from .console import note
 from .errors import EXIT_BAD_INPUT, exit_code
-from .stop_signals import StoppedError
+from .stop_signals import StoppedError, why_stop
 from .store_config import ClusterStoreConfig, LocalStoreConfig, StoreSecurityConfig
 
 
@@ -35,7 +35,8 @@ def opened_store(config: LocalStoreConfig | ClusterStoreConfig) -> Iterator[Embe
             yield local
     elif config.address is not None:
         addresses, name = _running_cluster(config.address)
-        yield from _connected(config, addresses, config.cluster or name, _security(config.security, addresses[0]))
+        security = _security(config.security, addresses[0])
+        yield from _connected(config, addresses, config.cluster or name, security, why_stop)
     else:
         folder = Path(tempfile.mkdtemp(prefix="embershard-"))
         fleet = ShardFleet(folder)
@@ -45,7 +46,13 @@ def opened_store(config: LocalStoreConfig | ClusterStoreConfig) -> Iterator[Embe
             try:
                 # The shards have taken the token from this process's environment, if there is one.
                 security = _security(config.security, spec.shards[0])
-                yield from _connected(config, spec.shards, spec.name, security)
+
+                def why_stop_waiting() -> str | None:
+                    return why_stop() or (
+                        None if fleet.cluster.is_running() else "the supervisor of the shards has ended"
+                    )
+
+                yield from _connected(config, spec.shards, spec.name, security, why_stop_waiting)
             finally:
                 if fleet.cluster.is_running():
                     fleet.stop()
@@ -63,14 +70,18 @@ def opened_store(config: LocalStoreConfig | ClusterStoreConfig) -> Iterator[Embe
 
 
 def _connected(
-    config: ClusterStoreConfig, addresses: tuple[str, ...], cluster: str, security: ClientSecurity
+    config: ClusterStoreConfig,
+    addresses: tuple[str, ...],
+    cluster: str,
+    security: ClientSecurity,
+    why_stop: Callable[[], str | None],
 ) -> Iterator[EmbeddingStore]:
     store = connect(
         addresses,
         cluster=cluster,
         security=security,
         wire=WireFormat(config.wire_dtype, config.compression),
-        patience=Patience(call_seconds=config.call_seconds, connect_seconds=config.connect_seconds),
+        patience=Patience(call_seconds=config.call_seconds, connect_seconds=config.connect_seconds, why_stop=why_stop),
         shared_memory=config.shared_memory,
         guard=config.guard,
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .console import format_value, print_json, say
+from .console import format_value, people, print_json, say
 from .errors import UsageError
 
 
@@ -31,7 +31,7 @@ def train(
     if reinit and not resume:
         raise UsageError(f"expected --reinit together with --resume, got --reinit {reinit[0]} alone")
     settings = load_run_config(config, overrides or ())
-    stream = sys.stderr if as_json else sys.stdout
+    stream = people() if as_json else sys.stdout
     finished = train_run(settings, config, resume=resume, stream=stream, reinit=reinit or ())
     report = finished.report
     facts = {

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from .errors import DataFileError, MissingColumnError
 from .file_reader import FileReader
@@ -16,8 +17,10 @@ _log = logging.getLogger("embershard.datasets")
 
 
 class Conform:
-    """Puts the asked-for columns in order. One that a file lacks comes from the `key=value` folders it lies in, or else
-    reads as null where it is not required, with one notice logged for each such file and column.
+    """Puts the asked-for columns in order, views in their plain form.
+
+    A column that a file lacks comes from the `key=value` folders it lies in, or else reads as null where it is not
+    required, with one notice logged for each such file and column.
 
     Thread safety: any thread.
     """
@@ -36,6 +39,7 @@ class Conform:
         """The columns of `chunk` in the order of `columns`; `folders` are those of the file.
 
         Raises: MissingColumnError; DataFileError where a folder's value is not of the declared type."""
+        chunk = _without_views(chunk)
         names = chunk.schema.names
         if names == [spec.name for spec in columns]:
             return chunk
@@ -80,3 +84,23 @@ class Conform:
                 return
             self._noticed.add((path, name))
         _log.warning("column %r is not in file %r: its rows read as null", name, path)
+
+
+def _without_views(chunk: pa.RecordBatch) -> pa.RecordBatch:
+    """View columns, which many of Arrow's functions do not take, as plain ones; the others as they are."""
+    for index, field in enumerate(chunk.schema):
+        plain = _plain(field.type)
+        if plain is not field.type:
+            chunk = chunk.set_column(index, pa.field(field.name, plain), chunk.column(index).cast(plain))
+    return chunk
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pat.is_string_view(kind):
+        return pa.large_string()
+    if pat.is_binary_view(kind):
+        return pa.large_binary()
+    if pat.is_list(kind) or pat.is_large_list(kind):
+        value = _plain(kind.value_type)
+        return kind if value is kind.value_type else pa.large_list(value)
+    return kind  # a cast of a list view gives damaged lists (pyarrow 26)

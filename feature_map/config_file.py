@@ -31,9 +31,12 @@ def parse_yaml(text: str, source: str) -> object:
     loader = YAML(typ="safe", pure=True)
     loader.allow_duplicate_keys = False
     try:
-        return cast(object, loader.load(text))
+        value = cast(object, loader.load(text))
+        if _is_in_itself(value, ()):
+            raise ConfigError(f"{source}: expected no mapping or list that holds itself (an alias to its own anchor)")
+        return value
     except DuplicateKeyError as error:
-        raise ConfigError(f"{_where(source, error)}: expected each key once, {_first_line(error.problem)}") from None
+        raise ConfigError(f"{_where(source, error)}: expected each key once, got {_twice(error)}") from None
     except MarkedYAMLError as error:
         raise ConfigError(f"{_where(source, error)}: not valid YAML: {_first_line(error.problem)}") from None
     except (YAMLError, ValueError) as error:
@@ -89,6 +92,21 @@ def _without_echoes(details: list[ErrorDetails]) -> list[ErrorDetails]:
     ]
 
 
+def _twice(error: DuplicateKeyError) -> str:
+    """`key "data" twice`, without the values, which may be long."""
+    found = re.match(r'found duplicate key ("[^"]*")', error.problem or "")
+    return f"key {found[1]} twice" if found else _first_line(error.problem)
+
+
+def _is_in_itself(value: object, holders: tuple[int, ...]) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    if id(value) in holders:
+        return True
+    children = value.values() if isinstance(value, dict) else value
+    return any(_is_in_itself(child, (*holders, id(value))) for child in children)
+
+
 def _where(source: str, error: MarkedYAMLError) -> str:
     mark = error.problem_mark
     return source if mark is None else f"{source}:{mark.line + 1}"
@@ -134,6 +152,8 @@ def _problem(model: type[BaseModel], data: object, detail: ErrorDetails) -> str:
         return f"{path}: expected at {side} {context[count]} items, got {context['actual_length']}"
     if kind == "string_pattern_mismatch":
         return f"{path}: expected text that matches {detail['ctx']['pattern']}, got {got}"
+    if kind == "invalid_key":
+        return f"{path}: expected text as a key, got {detail['loc'][-1]!r}"
     if kind in ("tuple_type", "list_type"):
         return f"{path}: expected a list, got {got}"
     expected_text = message.removeprefix("Input should be ").removeprefix("a valid ")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from typing import Any
 
@@ -43,6 +44,10 @@ WITH_DOORBELL = 2
 MIN_SECONDS, MAX_SECONDS = 0.001, 1e9
 
 
+def _no_reason() -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long a client waits.
@@ -50,6 +55,7 @@ class Patience:
     call_seconds:    for one call with all its retries; a shard that restarts and replays its log has this long.
     attempt_seconds: for one try of a call; larger messages get `seconds_per_megabyte` more.
     connect_seconds: for the first answer of a shard.
+    why_stop:        asked between two tries, in the calling thread; a reason ends them, None lets them go on.
     Raises: ValueError naming the field, for times that are none.
     """
 
@@ -57,13 +63,16 @@ class Patience:
     attempt_seconds: float = 20.0
     connect_seconds: float = 20.0
     seconds_per_megabyte: float = 0.25
+    why_stop: Callable[[], str | None] = field(default=_no_reason, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, least = getattr(self, field.name), 0 if field.name == "seconds_per_megabyte" else MIN_SECONDS
+        for entry in fields(self):
+            if entry.name == "why_stop":
+                continue
+            value, least = getattr(self, entry.name), 0 if entry.name == "seconds_per_megabyte" else MIN_SECONDS
             if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= MAX_SECONDS:
                 raise ValueError(
-                    f"expected seconds from {least} to {MAX_SECONDS:.0e}, got {value!r} (Patience.{field.name})"
+                    f"expected seconds from {least} to {MAX_SECONDS:.0e}, got {value!r} (Patience.{entry.name})"
                 )
 
     def of_attempt(self, size: int) -> float:
@@ -303,11 +312,12 @@ class ShardLink:
                 # A last try that had no time says less than the one before it.
                 is_cut_short = error.code() is _Code.DEADLINE_EXCEEDED and timeout < most
                 told = error if told is None or not is_cut_short else told
-                now = time.monotonic()
-                if error.code() not in _TRANSIENT or now >= until:
+                now, reason = time.monotonic(), self.patience.why_stop()
+                if error.code() not in _TRANSIENT or now >= until or reason is not None:
                     raise StoreUnavailableError(
                         f"{self.name} did not answer {method} in {now - begin:.1f} s and {tries} tries: "
                         f"{told.code().name}: {_first_line(told)}{self._hint(told)}"
+                        f"{'' if reason is None else f' ({reason})'}"
                     ) from None
             backoff = min(FIRST_BACKOFF_SECONDS * 2 ** min(tries - 1, 16), MOST_BACKOFF_SECONDS)
             # Jitter: many clients that lost the same shard must not come back in one wave.

@@ -130,7 +130,7 @@ def decode_manifest(data: bytes, where: str) -> tuple[Manifest, str]:
     """
     try:
         body = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"{where}: expected JSON, got {error}") from None
     if not isinstance(body, dict) or body.get("format") != "embershard-checkpoint":
         raise CorruptCheckpointError(f"{where}: expected format 'embershard-checkpoint', got something else")

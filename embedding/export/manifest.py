@@ -141,7 +141,7 @@ def decode_export_manifest(data: bytes, where: str) -> ExportManifest:
     """
     try:
         body = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"{where}: expected JSON, got {error}") from None
     if not isinstance(body, dict) or body.get("format") != FORMAT_NAME:
         raise CorruptCheckpointError(f"{where}: expected format {FORMAT_NAME!r}, got something else")

@@ -23,6 +23,20 @@ def test_lines_are_json_and_a_second_log_goes_on_in_the_file(tmp_path: Path) -> 
     ]
 
 
+def test_a_last_line_that_was_not_written_whole_is_cut_off(tmp_path: Path) -> None:
+    """A full disk leaves one; the next line would be lost with it."""
+    path = tmp_path / "metrics.jsonl"
+    for torn in ("", '{"phase": "train", "st'):
+        path.write_text('{"step": 1}\n' + torn)
+        with MetricsLog(path) as log:
+            log.add("train", 2, {"loss": 0.5})
+        steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+        assert steps == [1, 2]
+    path.write_text('{"st')
+    MetricsLog(path).close()
+    assert path.read_text() == ""
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_reads_back_the_scalars(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

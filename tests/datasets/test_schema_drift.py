@@ -193,3 +193,28 @@ def test_text_with_few_values_is_decoded_as_a_dictionary_for_batches_and_as_text
 
 def es_split(column: str) -> RandomPart:
     return RandomPart("train", 0.0, by=ColumnSpec(column, pa.string()))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_views_give_the_keys_of_plain_columns(tmp_path: Path, shuffle: bool) -> None:
+    """Polars and DuckDB write text as views; Arrow's take has none for them."""
+    texts, tags = ["a", "größe", None, "x" * 40], [["a"], [], ["b", "x" * 40], ["c"]]
+    plain = pa.table({"id": pa.array(texts), "tags": pa.array(tags)})
+    views = pa.table({"id": pa.array(texts, pa.string_view()), "tags": pa.array(tags, pa.list_(pa.string_view()))})
+    features = es.FeatureMap([es.Categorical("id", id="text"), es.Categorical("tags", id="text")])
+    with pa.ipc.new_file(tmp_path / "views.arrow", views.schema) as writer:
+        writer.write_table(views)
+    logs = [ClickLog.from_table(plain), ClickLog.from_table(views), ClickLog(tmp_path / "views.arrow")]
+    found = [next(iter(log.batches(features, 4, epoch=0, shuffle=shuffle))) for log in logs]
+    assert found[0].keys.tolist() == found[1].keys.tolist() == found[2].keys.tolist()
+    assert len(found[0].keys) > 7
+
+
+def test_a_list_view_gives_the_keys_of_a_list() -> None:
+    features = es.FeatureMap([es.Sequence("tags", id="int64")])
+    found = []
+    for kind in (pa.list_(pa.int64()), pa.list_view(pa.int64()), pa.large_list_view(pa.int64())):
+        log = ClickLog.from_table(pa.table({"tags": pa.array([[1, 2], [], None, [3]], kind)}))
+        found.append(next(iter(log.batches(features, 4, epoch=0))).keys.tolist())
+    assert len(found[0]) == 3
+    assert found[0] == found[1] == found[2]

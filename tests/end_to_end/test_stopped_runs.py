@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,13 +56,15 @@ def not_ignored(number: signal.Signals) -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)
 
 
-def stop(job: Job, temporary: Path, number: signal.Signals, *words: str) -> subprocess.CompletedProcess[str]:
-    """A run that has trained and saved, once it has ended by the signal."""
+def stop(
+    job: Job, temporary: Path, how: signal.Signals | Callable[[subprocess.Popen[str]], None], *words: str
+) -> subprocess.CompletedProcess[str]:
+    """A run that has trained and saved, once it has ended by the signal, or by what is done."""
     command = [sys.executable, "-m", "embershard.cli", "train", str(job.path), *ENDLESS, *words]
     # torch makes its cache folder beside, whatever becomes of the run.
     torch_cache = {"TORCHINDUCTOR_CACHE_DIR": str(job.folder / "torch")}
     environment = {**os.environ, "TMPDIR": str(temporary), **torch_cache}
-    with not_ignored(number):
+    with not_ignored(how if isinstance(how, signal.Signals) else signal.SIGTERM):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     with process:
         try:
@@ -71,7 +73,10 @@ def stop(job: Job, temporary: Path, number: signal.Signals, *words: str) -> subp
                 assert process.poll() is None, process.communicate()
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
-            process.send_signal(number)
+            if isinstance(how, signal.Signals):
+                process.send_signal(how)
+            else:
+                how(process)
             out, err = process.communicate(timeout=60)
         finally:
             process.kill()
@@ -131,3 +136,44 @@ def test_interrupted_benchmark_of_a_shard_says_so_in_one_line_and_leaves_nothing
     assert (process.returncode, out, err) == (130, "", "error: interrupted\n")
     assert processes_of(temporary) == []
     assert list(temporary.iterdir()) == []
+
+
+def test_a_run_whose_supervisor_was_killed_says_so_at_once(job: Job, temporary: Path) -> None:
+    """Nobody starts its shards again, so there is nothing to wait for."""
+
+    def kill_supervisor(_: subprocess.Popen[str]) -> None:
+        (state,) = [path for path in Path("/proc").glob("[0-9]*") if "cluster.supervisor" in command_of(path)]
+        os.kill(int(state.name), signal.SIGKILL)
+
+    def command_of(process: Path) -> str:
+        try:
+            is_ours = f"TMPDIR={temporary}\0".encode() in (process / "environ").read_bytes()
+            return (process / "cmdline").read_text() if is_ours else ""
+        except OSError:
+            return ""
+
+    begun = time.monotonic()
+    done = stop(job, temporary, kill_supervisor, *STORES["cluster"])
+    assert done.returncode == 1
+    assert "did not answer" in done.stderr
+    assert "(the supervisor of the shards has ended)" in done.stderr
+    assert time.monotonic() - begun < 60
+    assert processes_of(temporary) == []
+
+
+def test_a_run_that_waits_for_shards_ends_when_it_is_asked_to(job: Job, temporary: Path) -> None:
+    """As SIGTERM by an orchestrator that will not wait for two minutes."""
+    folder = job.folder / "shards"
+    up = [sys.executable, "-m", "embershard.cli", "cluster"]
+    subprocess.run([*up, "up", "--folder", str(folder), "--shards", "1"], check=True, capture_output=True, timeout=60)
+
+    def take_down_and_stop(process: subprocess.Popen[str]) -> None:
+        subprocess.run([*up, "down", "--folder", str(folder)], check=True, capture_output=True, timeout=60)
+        time.sleep(1)
+        process.send_signal(signal.SIGTERM)
+
+    begun = time.monotonic()
+    done = stop(job, temporary, take_down_and_stop, "store.kind=cluster", f"store.address={folder}/cluster.yaml")
+    assert done.returncode == 128 + signal.SIGTERM
+    assert done.stderr == "error: stopped by SIGTERM\n"
+    assert time.monotonic() - begun < 60

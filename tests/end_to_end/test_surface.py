@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
@@ -92,6 +93,42 @@ def test_evaluate_predict_and_report_agree_and_no_table_grows(job: Job, capsys: 
         logloss = -np.mean(np.where(clicked == 1, np.log(chance), np.log(1 - chance)))
         assert logloss == pytest.approx(on_fresh["logloss"], abs=1e-6)
     assert told(capsys, "inspect", facts["checkpoint"])["rows"] == facts["rows"]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "csv"])
+def test_columns_kept_of_files_that_differ_in_type_are_written_in_the_first_ones(
+    job: Job, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    facts = job.train(capsys, "train.max_steps=5")
+    rows = clicks(200, seed=9).drop_columns(["tags"])
+    tags = pa.array([[1, 2]] * 200)
+    narrow = rows.set_column(rows.column_names.index("user"), "user", rows["user"].cast(pa.int32()))
+    encoded = narrow.set_column(narrow.column_names.index("item"), "item", narrow["item"].dictionary_encode())
+    for name, table in (("a", rows), ("b", encoded), ("c", rows)):
+        pq.write_table(table.append_column("tags", tags), job.folder / f"part-{name}.parquet")
+    to = job.folder / f"kept.{suffix}"
+    words = ["predict", facts["checkpoint"], str(job.folder / "part-*.parquet"), "--keep", "user,item", "--to", str(to)]
+    assert run(words) == 0, capsys.readouterr().err
+    read = {"parquet": pq.read_table, "csv": pa_csv.read_csv}
+    found = read[suffix](to) if suffix in read else pa.ipc.open_file(to.read_bytes()).read_all()
+    assert found["user"].to_pylist() == rows["user"].to_pylist() * 3
+    assert found["item"].to_pylist() == rows["item"].to_pylist() * 3
+    assert found.schema.field("item").type == pa.string()
+    assert found.schema.field("user").type == pa.int64()
+
+
+def test_a_kept_column_that_does_not_fit_the_first_files_type_is_named(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = job.train(capsys, "train.max_steps=5")
+    rows = clicks(200, seed=9)
+    for name, values in (("a", pa.array([1] * 200)), ("b", pa.array(["x"] * 200))):
+        pq.write_table(rows.append_column("note", values), job.folder / f"part-{name}.parquet")
+    to = job.folder / "kept.parquet"
+    words = [facts["checkpoint"], str(job.folder / "part-*.parquet"), "--keep", "note", "--to", str(to)]
+    message = job.fail(capsys, "predict", *words)
+    assert "expected --keep column 'note' as int64, as in the first file, got string" in message
+    assert not to.exists()
 
 
 def test_predict_without_a_file_prints_csv(job: Job, capfd: pytest.CaptureFixture[str]) -> None:

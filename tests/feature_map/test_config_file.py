@@ -167,3 +167,18 @@ def test_a_rule_of_a_variant_is_named_by_its_place_not_by_its_tag() -> None:
         with pytest.raises(ConfigError) as caught:
             validate(Holder, data, "run.yaml")
         assert str(caught.value) == f"run.yaml: {message}"
+
+
+def test_a_key_that_stands_twice_is_named_without_its_values() -> None:
+    with pytest.raises(ConfigError, match=r'^run:2: expected each key once, got key "data" twice$'):
+        parse_yaml("data: {path: secret}\ndata: {path: other}", "run")
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a {b: [*a]}", "&a [1, [*a]]"])
+def test_a_value_that_holds_itself_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="run: expected no mapping or list that holds itself"):
+        parse_yaml(text, "run")
+
+
+def test_an_alias_may_stand_several_times() -> None:
+    assert parse_yaml("a: &a [1]\nb: [*a, *a]", "run") == {"a": [1], "b": [[1], [1]]}
