@@ -148,6 +148,7 @@ class EmbeddingCollection(nn.Module):
         self.checkpoint: str | None = None
         self.counts = PushCounts()
         self.repeats_expected = False
+        self._has_warned = False
         self._row_optimizer: RowOptimizer | None = None
         self._pulled_before: PulledRows | None = None
         self._unit_salt = mmh3.hash64("\0".join(sorted(self.layout.tables)).encode(), signed=False)[0]
@@ -210,8 +211,8 @@ class EmbeddingCollection(nn.Module):
         if answer.report is not None:
             repeated = self.counts.repeated
             self.counts.add(answer.report)
-            if self.counts.repeated > repeated and not self.repeats_expected:
-                self.repeats_expected = True
+            if self.counts.repeated > repeated and not (self.repeats_expected or self._has_warned):
+                self._has_warned = True
                 warnings.warn(
                     "a batch was not trained: the store had its push before, and takes each batch once. Batches that "
                     "are to be trained again come from a new pass over the click log, or have no id "
