@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 import weakref
 from collections import Counter
@@ -94,8 +95,8 @@ class EmbeddingCollection(nn.Module):
     """Embeddings of all categorical features of a feature map, one table a feature unless features share one.
 
     In training mode absent rows read their initial weights and pulls may be trained; in evaluation mode they read the
-    table's `unseen` vector. The module has no parameters: `optimizer()` trains the rows. A pull is no graph: what
-    `torch.compile` gets is the model that takes the embeddings.
+    table's `unseen` vector. The module has no parameters: `optimizer()` trains the rows. `torch.compile` of a module
+    that holds it leaves pulls out of its graphs.
 
     repeats_expected: whether pushes that the store has had before are as they should be, as in a loop that goes on over
     shards that lived while it did not; else the first one is warned of.
@@ -179,6 +180,12 @@ class EmbeddingCollection(nn.Module):
         batch: a KeyedJaggedTensor holds raw ids, or keys if `values_are_keys`.
 
         Raises: FeatureMismatchError; whatever the store raises."""
+        # Only where it is loaded already, as it takes a second: torch.compile of a module with the collection in it.
+        if "torch._dynamo" in sys.modules:
+            return _pull_outside_graphs(self, batch, values_are_keys=values_are_keys)
+        return self._pull(batch, values_are_keys=values_are_keys)
+
+    def _pull(self, batch: FeatureBatch | TensorBatch | KeyedJagged, *, values_are_keys: bool) -> EmbeddingOutput:
         if isinstance(batch, TensorBatch):
             batch = batch.features
         elif not isinstance(batch, FeatureBatch):
@@ -301,6 +308,13 @@ class EmbeddingCollection(nn.Module):
     def _learning_rate(self) -> float:
         rates = {block.optimizer.lr for config in self.layout.configs for block in config.blocks}
         return rates.pop() if len(rates) == 1 else 1.0
+
+
+def _pull_outside_graphs(
+    embeddings: EmbeddingCollection, batch: FeatureBatch | TensorBatch | KeyedJagged, *, values_are_keys: bool
+) -> EmbeddingOutput:
+    pull = torch.compiler.disable(embeddings._pull)  # type: ignore[no-untyped-call]
+    return pull(batch, values_are_keys=values_are_keys)
 
 
 def push_time(batch: FeatureBatch) -> int:

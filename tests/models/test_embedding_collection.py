@@ -507,3 +507,22 @@ def test_layout_names_tables_group_after_group() -> None:
     assert layout.tables == ("a", "c", "b")
     assert layout.table_of.tolist() == [0, 2, 1]
     assert [(group.first_table, group.table_count, group.width) for group in layout.groups] == [(0, 2, 2), (2, 1, 5)]
+
+
+@pytest.mark.filterwarnings("ignore")  # of dynamo's own looking about
+def test_a_compiled_module_with_the_collection_in_it_trains_its_rows() -> None:
+    class Tower(torch.nn.Module):
+        def __init__(self, embeddings: EmbeddingCollection) -> None:
+            super().__init__()
+            self.embeddings = embeddings
+
+        def forward(self, batch: es.FeatureBatch) -> torch.Tensor:
+            return self.embeddings(batch).values().sum(1) * 2
+
+    store = local_store()
+    embeddings = EmbeddingCollection(Features.of(user="sum"), store, dim=1, optimizer=SGD, initializer=Zeros())
+    rows, tower = embeddings.optimizer(), torch.compile(Tower(embeddings), backend="eager")
+    for index in range(2):
+        tower(bags({"user": [[4], [9, 4]]}, id=BatchId(5, index))).sum().backward()
+        rows.step()
+    assert weights(store, "user", [4, 9]).tolist() == [[-8], [-4]]
