@@ -105,9 +105,9 @@ def _write(tables: Iterator[pa.Table], to: Path | None) -> int:
     rows = 0
     with _whole_file(to) as stream, contextlib.ExitStack() as stack:
         writer: Any = None
-        for table in tables:
+        for table in map(_decoded, tables):
             if writer is None:
-                schema = _without_dictionaries(table.schema)
+                schema = table.schema
                 make = WRITERS[".csv" if to is None else to.suffix]
                 writer = stack.enter_context(make(stream, schema))
             writer.write_table(_as_first(table, schema))
@@ -115,10 +115,13 @@ def _write(tables: Iterator[pa.Table], to: Path | None) -> int:
     return rows
 
 
-def _without_dictionaries(schema: pa.Schema) -> pa.Schema:
+def _decoded(table: pa.Table) -> pa.Table:
     """Whether text comes encoded is for its file to say, and another one may say otherwise."""
-    kinds = [field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in schema]
-    return pa.schema([pa.field(name, kind) for name, kind in zip(schema.names, kinds, strict=True)])
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            kind = field.type.value_type
+            table = table.set_column(index, pa.field(field.name, kind), table.column(index).cast(kind))
+    return table
 
 
 def _as_first(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -126,14 +129,37 @@ def _as_first(table: pa.Table, schema: pa.Schema) -> pa.Table:
     if table.schema == schema:
         return table
     columns = []
-    for field, own, column in zip(schema, _without_dictionaries(table.schema), table.columns, strict=True):
+    for field, column in zip(schema, table.columns, strict=True):
         try:
+            if not _is_kept(column.type, field.type):
+                raise pa.ArrowInvalid("another kind of value")
             columns.append(column.cast(field.type))
         except pa.ArrowException as error:
             raise UsageError(
-                f"expected --keep column {field.name!r} as {field.type}, as in the first file, got {own.type}: {error}"
+                f"expected --keep column {field.name!r} as {field.type}, as in the first file, got {column.type}: "
+                f"{error}"
             ) from None
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _is_kept(own: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether each value of a type is the same one in the other, or else the cast raises."""
+    kinds = pa.types
+    if own == wanted or kinds.is_null(own):
+        return True
+    if kinds.is_floating(own) and kinds.is_floating(wanted):
+        return bool(own.bit_width <= wanted.bit_width)
+    if kinds.is_list(own) or kinds.is_large_list(own):
+        is_list = kinds.is_list(wanted) or kinds.is_large_list(wanted)
+        return is_list and _is_kept(own.value_type, wanted.value_type)
+    return any(
+        is_one(own) and is_one(wanted)
+        for is_one in (
+            kinds.is_integer,
+            lambda kind: kinds.is_string(kind) or kinds.is_large_string(kind),
+            lambda kind: kinds.is_binary(kind) or kinds.is_large_binary(kind),
+        )
+    )
 
 
 @contextlib.contextmanager

@@ -90,8 +90,8 @@ def _without_views(chunk: pa.RecordBatch) -> pa.RecordBatch:
     """View columns, which many of Arrow's functions do not take, as plain ones; the others as they are."""
     for index, field in enumerate(chunk.schema):
         plain = _plain(field.type)
-        if plain is not field.type:
-            chunk = chunk.set_column(index, pa.field(field.name, plain), chunk.column(index).cast(plain))
+        if plain != field.type:
+            chunk = chunk.set_column(index, field.with_type(plain), chunk.column(index).cast(plain))
     return chunk
 
 
@@ -101,6 +101,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if pat.is_binary_view(kind):
         return pa.large_binary()
     if pat.is_list(kind) or pat.is_large_list(kind):
-        value = _plain(kind.value_type)
-        return kind if value is kind.value_type else pa.large_list(value)
+        own = kind.value_type
+        value = _plain(own)
+        return kind if value == own else pa.large_list(value)
     return kind  # a cast of a list view gives damaged lists (pyarrow 26)

@@ -163,13 +163,14 @@ class EmbeddingCollection(nn.Module):
         return self.transfer.device
 
     def optimizer(self) -> RowOptimizer:
-        """The torch optimizer over the rows pulled in training mode, the last pull before it too; the same object each
-        time."""
+        """The torch optimizer over the rows pulled in training mode; the same object each time.
+
+        When it is made it takes the last pull too, unless backward has reached it."""
         if self._row_optimizer is None:
             self._row_optimizer = RowOptimizer(self.push, self._learning_rate())
-            if self._pulled_before is not None:
+            if self._pulled_before is not None and not self._pulled_before.has_gradients:
                 self._row_optimizer.expect(self._pulled_before)
-                self._pulled_before = None
+            self._pulled_before = None
         return self._row_optimizer
 
     def forward(
@@ -243,9 +244,11 @@ class EmbeddingCollection(nn.Module):
         self._loops.add(loop)
 
     def complete_unit(self, unit: int) -> None:
-        """Let the store drop what it remembers of a work unit's pushes (24 bytes a tablet).
+        """Let the store drop what it remembers of a work unit's pushes (24 bytes a tablet), once those made are in it.
 
-        unit: as batch ids name it, when all its batches are trained; later ones would be refused."""
+        unit: as batch ids name it, when all its batches are trained; later ones would be refused, also one that comes
+        again for its age."""
+        self.settle()
         self.store.complete_unit(self._token_unit(unit))
 
     def _token_unit(self, unit: int) -> int:
@@ -267,8 +270,8 @@ class EmbeddingCollection(nn.Module):
         if report is not None and report.stale:
             raise StaleRowsError(
                 f"expected gradients of rows within the store's max_staleness, got older ones in {report.stale} "
-                "tablets: they were not applied there; es.prefetch pulls such a batch again, or call embeddings(batch) "
-                "again and make another step"
+                f"tablets ({pulled.batch.id}): they were not applied there; es.prefetch pulls such a batch again, or "
+                "call embeddings(batch) again and make another step"
             )
 
     def make_push(self, pulled: PulledRows, *, step: int, lr_scale: float) -> Push:

@@ -14,19 +14,27 @@ from ..feature_map.batch import FeatureBatch
 class EpochBatches:
     """The batches of an epoch from a position on, in segments: the click log is opened once, however many there are.
 
-    is_end: after a segment, whether the epoch has no batch left. Where the log tells its rows, a batch is read ahead to
-    know; a log that ends when it ends may let that batch wait for long, so there an empty segment tells.
+    is_end: after a segment, whether the epoch has no batch left. `looks_ahead` reads a batch more to know; a log that
+    ends when it ends may let that batch wait for long, so without it an empty segment tells.
     place:  of each work unit in the order of this epoch.
     Thread safety: one thread at a time. A segment that is left early closes the log, as `close` does.
     """
 
     def __init__(
-        self, log: ClickLog, features: FeatureMap, batch_size: int, start: ReadPosition, *, seed: int, shuffle: bool
+        self,
+        log: ClickLog,
+        features: FeatureMap,
+        batch_size: int,
+        start: ReadPosition,
+        *,
+        seed: int,
+        shuffle: bool,
+        looks_ahead: bool,
     ) -> None:
         units = log.units(start.epoch, seed=seed, shuffle=shuffle)
         self.place = {unit.id: number for number, unit in enumerate(units)}
         self.is_end = False
-        self._looks_ahead = log.rows() is not None
+        self._looks_ahead = looks_ahead
         self._ahead: list[FeatureBatch] = []
         self._failure: Exception | None = None
         self._is_reading = False

@@ -73,12 +73,15 @@ def evaluate(model: nn.Module, embeddings: EmbeddingCollection, batches: Iterabl
 @contextmanager
 def evaluation_mode(model: nn.Module, embeddings: EmbeddingCollection) -> Iterator[None]:
     """Both modules in evaluation mode; afterwards each of their modules is back in its own, frozen ones too."""
-    before = [(module, module.training) for root in (model, embeddings) for module in root.modules()]
-    for root in (model, embeddings):
+    roots = [(root, root.training) for root in (model, embeddings)]
+    before = [(module, module.training) for root, _ in roots for module in root.modules()]
+    for root, _ in roots:
         root.eval()
     try:
         yield
     finally:
+        for root, training in roots:
+            root.train(training)  # which modules of one's own may have more to do in
         for module, training in before:
             module.training = training
 

@@ -31,6 +31,11 @@ class EvictionSweep:
         self._step, self.now = step, 0
         self.evicted: Counter[str] = Counter()
 
+    @property
+    def follows_epochs(self) -> bool:
+        """Whether rows leave at the ends of epochs."""
+        return self._evicts and self._every is None
+
     def go_on(self, step: int, now: int) -> None:
         """The push of `step` is made; of all so far, the latest one was of time `now`."""
         self._step, self.now = step, now

@@ -24,6 +24,9 @@ PREPARED_AHEAD = 6
 RESTING_AHEAD = 2
 """So many batches waiting let the reader leave all busy cores to the step."""
 
+SETTLE_SECONDS = 300.0
+"""How long a wait for pushes may take; a lane that the click log does not hold up has its deadlines."""
+
 READER_PATIENCE_SECONDS = 10.0
 """How long leaving a loop waits for a reader that is inside its source."""
 
@@ -88,9 +91,12 @@ def _run(
                 optimizer.expect(ready.rows, turn.deliver)
             try:
                 yield ready.batch, EmbeddingOutput(ready.rows)
-            finally:
+            except BaseException:
                 if optimizer is not None:
                     optimizer.forget(ready.rows)
+                raise
+            if optimizer is not None:
+                optimizer.give_up(ready.rows)
             turn.end()
     except GeneratorExit:
         pipeline.close()
@@ -187,7 +193,10 @@ class _Pipeline:
         self._answers: SimpleQueue[_Ready | _PushedAgain | _Failure | None] = SimpleQueue()
         self._open_calls = 0
         self._handed_over = 0
+        self._last_push = 0
+        self._settle_to = 0
         self._carried_out = 0
+        self._lost_push: BaseException | None = None
         self._progress = threading.Condition()
         self._stopping = threading.Event()
         self._reading = YieldingThread()
@@ -201,6 +210,8 @@ class _Pipeline:
         """Let the lane make its next call."""
         self._open_calls += 1
         self._handed_over += 1
+        if push is not None:
+            self._last_push = self._handed_over
         self._calls.put(push)
 
     def next(self) -> _Ready | None:
@@ -214,15 +225,25 @@ class _Pipeline:
         return ready
 
     def settle(self) -> None:
-        """Wait until the pushes handed over are carried out.
+        """Wait until the pushes handed over are carried out; in the loop's own threads, which do it, come back at once.
 
-        A pull beside the last one may still wait for its batch; pulls before it, at a depth above 0, must not."""
-        target = self._handed_over
-        if self._carried_out >= target:
+        A pull beside the last push may still wait for its batch; pulls before it, at a depth above 0, must not.
+        Raises: what the store raised, if one of the pushes is lost by it; TimeoutError."""
+        target = self._last_push
+        if threading.current_thread() in (self._lane, self._reader):
             return
-        self._prepared.put(_Settle())
-        with self._progress:
-            self._progress.wait_for(lambda: self._carried_out >= target or not self._lane.is_alive())
+        if self._carried_out < target:
+            self._settle_to = target
+            self._prepared.put(_Settle())
+            with self._progress:
+                if not self._progress.wait_for(lambda: self._carried_out >= target, SETTLE_SECONDS):
+                    raise TimeoutError(
+                        f"expected the pushes of the prefetch loop in the store within {SETTLE_SECONDS:.0f} s, got "
+                        "some that wait for the click log to give the batches that are pulled before them; at depth 0 "
+                        "none are"
+                    )
+        if self._lost_push is not None and not self._stopping.is_set():
+            raise self._lost_push
 
     def close(self) -> None:
         """Carry out the pushes made and stop the threads; idempotent."""
@@ -282,17 +303,16 @@ class _Pipeline:
         while not isinstance(push := self._calls.get(), _Stop):
             calls += 1
             if broken is not None:
-                self._answers.put(_Failure(broken, lost_push=push is not None))
-                self._carried(calls)
+                self._fail(broken, calls, lost_push=push is not None)
                 continue
             keyed, failure = None, None
             try:
                 if not ended and not self._stopping.is_set() and (push is None or push.pulls):
-                    while isinstance(item := self._next_prepared(), _Settle):
-                        if push is not None:
+                    while isinstance(item := self._next_prepared(calls, waits=push is None), _Settle):
+                        if push is not None and self._settle_to >= calls:
                             self._call(push, None)
                             push = None
-                        self._carried(calls)
+                            self._carried(calls)
                     self._room.release()
                     if isinstance(item, KeyedBatch):
                         keyed = item
@@ -301,20 +321,29 @@ class _Pipeline:
                 ready = self._call(push, keyed)
             except BaseException as error:
                 broken = error
-                self._answers.put(_Failure(error, lost_push=push is not None))
+                self._fail(error, calls, lost_push=push is not None)
             else:
                 self._answers.put(failure or ready)
-            self._carried(calls)
+                self._carried(calls)
+
+    def _fail(self, error: BaseException, calls: int, *, lost_push: bool) -> None:
+        if lost_push:
+            self._lost_push = error
+        self._answers.put(_Failure(error, lost_push=lost_push))
+        self._carried(calls)
 
     def _carried(self, calls: int) -> None:
         with self._progress:
             self._carried_out = calls
             self._progress.notify_all()
 
-    def _next_prepared(self) -> KeyedBatch | _Settle | _Failure | None:
+    def _next_prepared(self, calls: int, *, waits: bool) -> KeyedBatch | _Settle | _Failure | None:
+        """What comes next; where a push of this call must not wait for it, `_Settle`."""
         try:
             return self._prepared.get_nowait()
         except Empty:
+            if not waits and self._settle_to >= calls:
+                return _Settle()
             with self._reading.awaited():
                 return self._prepared.get()
 

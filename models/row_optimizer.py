@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from .errors import StaleRowsError
 from .pulled_rows import PulledRows, parameters_of
 
 
@@ -44,8 +45,13 @@ class RowOptimizer(torch.optim.Optimizer):
         self._set_parameters()
 
     def forget(self, pulled: PulledRows) -> None:
-        """Stop waiting for a batch: its push is skipped. Warns, once, where it has gradients, all finite (GradScaler
-        skips others by design)."""
+        """Stop waiting for a batch: its push is skipped."""
+        self._waiting = [(rows, deliver) for rows, deliver in self._waiting if rows is not pulled]
+        self._set_parameters()
+
+    def give_up(self, pulled: PulledRows) -> None:
+        """Stop waiting for a batch, since the next one is asked for. Warns, once, where it has gradients, all finite
+        (GradScaler skips others by design)."""
         waits = any(rows is pulled for rows, _ in self._waiting)
         if waits and not self._has_warned and pulled.has_finite_gradients:
             self._has_warned = True
@@ -54,8 +60,7 @@ class RowOptimizer(torch.optim.Optimizer):
                 "before step() of embeddings.optimizer(); to accumulate, make batches larger",
                 stacklevel=3,
             )
-        self._waiting = [(rows, deliver) for rows, deliver in self._waiting if rows is not pulled]
-        self._set_parameters()
+        self.forget(pulled)
 
     @property
     def lr_scale(self) -> float:
@@ -73,10 +78,16 @@ class RowOptimizer(torch.optim.Optimizer):
                 loss = closure()
         waiting, self._waiting = self._waiting, []
         self._set_parameters()
+        stale: StaleRowsError | None = None
         for pulled, deliver in _of_one_push(waiting):
             if pulled.has_gradients:
                 self.steps += 1
-                deliver(pulled, step=self.steps, lr_scale=self.lr_scale)
+                try:
+                    deliver(pulled, step=self.steps, lr_scale=self.lr_scale)
+                except StaleRowsError as error:  # the other batches are none the worse for it
+                    stale = stale or error
+        if stale is not None:
+            raise stale
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -76,7 +76,6 @@ class TrainingRun:
         self.features: FeatureMap = trainer.embeddings.features  # type: ignore[assignment]
         if validation is not None and len(self.features.labels) > 1:
             raise ModelSpecError(f"expected one label to evaluate by, got {list(self.features.labels)}")
-        trainer.embeddings.repeats_expected = True  # told by TrainedBeforeError
         self.resumed = False
         self.repeated_before = trainer.embeddings.counts.repeated
         self.evicted_before = Counter(trainer.embeddings.counts.evicted)
@@ -161,9 +160,11 @@ class TrainingRun:
 
     def train(self) -> TrainResult:
         """Train to the end and say what came of it."""
+        repeats_expected, self.trainer.embeddings.repeats_expected = self.trainer.embeddings.repeats_expected, True
         try:
-            return self._train()
+            return self._train()  # which tells repeated pushes by TrainedBeforeError
         finally:
+            self.trainer.embeddings.repeats_expected = repeats_expected
             if self._epoch is not None:
                 self._epoch.close()
 
@@ -223,7 +224,14 @@ class TrainingRun:
         if self._epoch is None:
             start = ReadPosition(at.epoch, at.unit, at.batch)
             self._epoch = EpochBatches(
-                self.log, self.features, config.batch_size, start, seed=config.seed, shuffle=config.shuffle
+                self.log,
+                self.features,
+                config.batch_size,
+                start,
+                seed=config.seed,
+                shuffle=config.shuffle,
+                # An epoch's evaluation is of the rows that its sweep leaves, so its end is to be known before.
+                looks_ahead=self.log.rows() is not None or self._sweep.follows_epochs,
             )
         epoch, place = self._epoch, self._epoch.place
         began = time.perf_counter()

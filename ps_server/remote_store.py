@@ -317,6 +317,8 @@ class RemoteStore:
                 push = guarded.push
                 push_layout = self._layout(push.keys)
         pull_layout = None if pull is None else self._layout(pull.keys)
+        if push is not None and pull is not None:
+            push_layout = self._layout(push.keys)  # the pull's may have been read anew, without the push's
         slices: list[Positions | None] = [None]
         if pull is not None and pull_layout is not None:
             slices = self._pull_slices(pull, pull_layout)

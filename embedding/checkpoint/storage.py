@@ -57,6 +57,12 @@ class Directory:
         """Last part of the path."""
         return self.path.rsplit("/", 1)[-1]
 
+    def is_same_place(self, other: Directory) -> bool:
+        """Whether both paths lead to one place, through links too."""
+        if self.is_local and other.is_local:
+            return os.path.realpath(self.path) == os.path.realpath(other.path)
+        return self.path == other.path
+
     def child(self, name: str) -> Directory:
         """The directory `name` below it."""
         return Directory(self.filesystem, f"{self.path}/{name}")

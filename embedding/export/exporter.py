@@ -66,7 +66,7 @@ def export_tables(
     target = ExportTarget.of(to, options.format, filesystem)
     chosen = _chosen_tables(source, tables)
     target.check(chosen, is_delta=base is not None)
-    if base is not None and Directory.of(base, filesystem).path == target.path:
+    if base is not None and Directory.of(base, filesystem).is_same_place(target.parent.child(target.name)):
         raise ValueError(f"expected a delta beside its base, got both at {target.path}")
     features = _feature_map_of(source, feature_map)
     _check_key_spaces(features, chosen)

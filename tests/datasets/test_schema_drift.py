@@ -210,6 +210,22 @@ def test_views_give_the_keys_of_plain_columns(tmp_path: Path, shuffle: bool) -> 
     assert len(found[0].keys) > 7
 
 
+def test_columns_without_views_are_left_as_they_are() -> None:
+    schema = pa.schema(
+        [
+            pa.field(
+                "tags", pa.list_(pa.field("item", pa.int64(), nullable=False)), nullable=False, metadata={"a": "b"}
+            ),
+            pa.field("word", pa.dictionary(pa.int32(), pa.string())),
+        ]
+    )
+    table = pa.table({"tags": [[1], [2]], "word": ["a", "b"]}).cast(schema)
+    (batch,) = ClickLog.from_table(table).records(
+        ClickLog.from_table(table).units(0)[0], [ColumnSpec("tags"), ColumnSpec("word")], 10
+    )
+    assert batch.schema.equals(schema, check_metadata=True)
+
+
 def test_a_list_view_gives_the_keys_of_a_list() -> None:
     features = es.FeatureMap([es.Sequence("tags", id="int64")])
     found = []

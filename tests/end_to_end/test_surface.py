@@ -117,18 +117,46 @@ def test_columns_kept_of_files_that_differ_in_type_are_written_in_the_first_ones
     assert found.schema.field("user").type == pa.int64()
 
 
+MISFITS = {
+    "text for whole numbers": (pa.array([1] * 200), pa.array(["007"] * 200)),
+    "numbers for bools": (pa.array([True] * 200), pa.array([7] * 200)),
+    "wider numbers": (pa.array([1.0] * 200, pa.float32()), pa.array([0.1] * 200)),
+    "too large numbers": (pa.array([1] * 200, pa.int8()), pa.array([1 << 40] * 200)),
+    "text for nothing": (pa.nulls(200), pa.array(["u"] * 200)),
+    "other fields": (pa.array([{"a": 1}] * 200), pa.array([{"b": 5}] * 200)),
+    "lists of text for lists of numbers": (pa.array([[1]] * 200), pa.array([["1"]] * 200)),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
 def test_a_kept_column_that_does_not_fit_the_first_files_type_is_named(
-    job: Job, capsys: pytest.CaptureFixture[str]
+    job: Job, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
+    """Nothing is written for it that the file does not hold."""
     facts = job.train(capsys, "train.max_steps=5")
-    rows = clicks(200, seed=9)
-    for name, values in (("a", pa.array([1] * 200)), ("b", pa.array(["x"] * 200))):
-        pq.write_table(rows.append_column("note", values), job.folder / f"part-{name}.parquet")
+    for name, values in zip("ab", MISFITS[case], strict=True):
+        pq.write_table(clicks(200, seed=9).append_column("note", values), job.folder / f"part-{name}.parquet")
     to = job.folder / "kept.parquet"
     words = [facts["checkpoint"], str(job.folder / "part-*.parquet"), "--keep", "note", "--to", str(to)]
     message = job.fail(capsys, "predict", *words)
-    assert "expected --keep column 'note' as int64, as in the first file, got string" in message
+    first, second = (values.type for values in MISFITS[case])
+    assert f"expected --keep column 'note' as {first}, as in the first file, got {second}: " in message.replace(
+        "list<element: ", "list<item: "
+    )
     assert not to.exists()
+
+
+@pytest.mark.parametrize("values", [pa.nulls(200), pa.array([1] * 200, pa.uint8()), pa.array([2] * 200)])
+def test_a_kept_column_of_nulls_or_narrower_numbers_fits(
+    job: Job, capsys: pytest.CaptureFixture[str], values: pa.Array
+) -> None:
+    facts = job.train(capsys, "train.max_steps=5")
+    for name, own in (("a", pa.array([1] * 200)), ("b", values)):
+        pq.write_table(clicks(200, seed=9).append_column("note", own), job.folder / f"part-{name}.parquet")
+    to = job.folder / "kept.parquet"
+    words = [facts["checkpoint"], str(job.folder / "part-*.parquet"), "--keep", "note", "--to", str(to)]
+    assert run(["predict", *words]) == 0, capsys.readouterr().err
+    assert pq.read_table(to)["note"].to_pylist() == [1] * 200 + values.to_pylist()
 
 
 def test_predict_without_a_file_prints_csv(job: Job, capfd: pytest.CaptureFixture[str]) -> None:

@@ -230,8 +230,8 @@ def test_collections_of_other_tables_push_the_same_batch_to_one_store() -> None:
     batch = {"user": [[4]], "item": [[4]], "shared": [[4]]}
     for tower in towers:
         own = {name: batch[name] for name in tower.layout.features}
-        tower(bags(own, id=BatchId(5, 0))).values().sum().backward()
         tower.optimizer()
+        tower(bags(own, id=BatchId(5, 0))).values().sum().backward()
     for tower in towers:
         tower.optimizer().step()
     assert [weights(store, name, [4]).tolist() for name in batch] == [[[-1]], [[-1]], [[-2]]]
@@ -263,6 +263,34 @@ def test_a_pull_before_the_optimizer_is_asked_for_is_trained() -> None:
     out.values().sum().backward()
     rows.step()
     assert weights(store, "user", [4]).tolist() == [[-1]]
+
+
+def test_gradients_looked_at_before_there_is_an_optimizer_are_not_pushed() -> None:
+    store = local_store()
+    embeddings = EmbeddingCollection(Features.of(user="sum"), store, dim=1, optimizer=SGD, initializer=Zeros())
+    embeddings(bags({"user": [[4]]}, id=BatchId(5, 0))).values().sum().backward()
+    rows = embeddings.optimizer()
+    embeddings(bags({"user": [[9]]}, id=BatchId(5, 1))).values().sum().backward()
+    rows.step()
+    assert weights(store, "user", [4, 9]).tolist() == [[0], [-1]]
+
+
+def test_a_stale_batch_does_not_keep_the_others_of_its_step() -> None:
+    store = LocalStore(tables=ReferenceTableGroup(2), staleness=StalenessLimit(max_staleness=0))
+    embeddings = EmbeddingCollection(Features.of(user="sum"), store, dim=1, optimizer=SGD, initializer=Zeros())
+    rows = embeddings.optimizer()
+    old = embeddings(bags({"user": [[4]]}, id=BatchId(5, 0)))
+    fresh = bags({"user": [[4]]}, id=BatchId(6, 0))
+    other = EmbeddingCollection(Features.of(user="sum"), store, dim=1, optimizer=SGD, initializer=Zeros())
+    out = other(fresh)
+    other.optimizer()
+    out.values().sum().backward()
+    other.optimizer().step()
+    new = embeddings(bags({"user": [[4]]}, id=BatchId(7, 0)))
+    (old.values().sum() + new.values().sum()).backward()
+    with pytest.raises(StaleRowsError, match=r"BatchId\(unit=5, batch=0\)|BatchId\(unit=5, index=0\)"):
+        rows.step()
+    assert weights(store, "user", [4]).tolist() == [[-2]]
 
 
 @pytest.mark.parametrize("look", [torch.no_grad, torch.inference_mode])

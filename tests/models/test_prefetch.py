@@ -217,19 +217,107 @@ def test_waiting_for_pushes_does_not_wait_for_the_source() -> None:
     assert seen == [-1, -2, -3]
 
 
-def test_waiting_for_a_push_that_failed_ends() -> None:
+def test_waiting_for_a_push_that_is_lost_raises_what_the_store_raised_and_only_there() -> None:
     store, embeddings = collection()
     store.fail_at = 1
     rows = embeddings.optimizer()
-
-    def settle_each() -> None:
-        for _, inputs in prefetch(numbered(3), embeddings, 0, synchronous_steps=0):
-            inputs.values().sum().backward()
-            rows.step()
+    loop = prefetch(numbered(3), embeddings, 0, synchronous_steps=0)
+    _, inputs = next(loop)
+    inputs.values().sum().backward()
+    rows.step()
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="call 1 failed"):
             embeddings.settle()
-
     with pytest.raises(ConnectionError, match="call 1 failed"):
-        settle_each()
+        next(loop)
+    store.fail_at = None
+    embeddings.settle()
+    embeddings(bags({"user": [[7]]}))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_where_no_push_was_made_nothing_is_waited_for(depth: int) -> None:
+    _, embeddings = collection()
+    embeddings.eval()
+    looked = threading.Event()
+
+    def source() -> Iterator[FeatureBatch]:
+        yield from numbered(1)
+        assert looked.wait(30)
+        yield from numbered(1)
+
+    count = 0
+    for _ in prefetch(source(), embeddings, depth, synchronous_steps=0):
+        embeddings(bags({"user": [[7]]}))
+        looked.set()
+        count += 1
+    assert count == 2
+
+
+def test_a_wait_that_the_click_log_holds_up_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At depth 1 the push of batch 0 comes after the pull of batch 1, which comes when batch 0 was looked at."""
+    monkeypatch.setattr("embershard.models.prefetch_pipeline.SETTLE_SECONDS", 0.2)
+    _, embeddings = collection()
+    rows = embeddings.optimizer()
+    looked = threading.Event()
+
+    def source() -> Iterator[FeatureBatch]:
+        yield from numbered(1)
+        assert looked.wait(30)
+
+    loop = prefetch(source(), embeddings, 1, synchronous_steps=0)
+    _, inputs = next(loop)
+    inputs.values().sum().backward()
+    rows.step()
+    with pytest.raises(TimeoutError, match=r"within 0 s, got some that wait for the click log .* at depth 0 none are"):
+        embeddings.settle()
+    looked.set()
+    assert list(loop) == []
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_loops_own_threads_do_not_wait_for_themselves(depth: int) -> None:
+    _, embeddings = collection()
+    rows = embeddings.optimizer()
+
+    def source() -> Iterator[FeatureBatch]:
+        for batch in numbered(4):
+            with torch.no_grad():
+                embeddings(bags({"user": [[7]]}))
+            yield batch
+
+    count = 0
+    loop = prefetch(source(), embeddings, depth, synchronous_steps=0, before_push=lambda _: embeddings.settle())
+    for _, inputs in loop:
+        inputs.values().sum().backward()
+        rows.step()
+        count += 1
+    assert count == 4
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_unit_is_complete_when_its_pushes_are_in_the_store(depth: int) -> None:
+    _, embeddings = collection(SlowPushes(local_store()))
+    rows = embeddings.optimizer()
+    units = [bags({"user": [[100 + unit], [7]]}, id=BatchId(unit, 0)) for unit in range(5)]
+    for batch, inputs in prefetch(units, embeddings, depth, synchronous_steps=0):
+        inputs.values().sum().backward()
+        rows.step()
+        assert batch.id is not None
+        embeddings.complete_unit(batch.id.unit)
+    assert embeddings.counts.repeated == 0
+    assert embeddings.counts.applied == 10
+
+
+@pytest.mark.parametrize("leave", [RuntimeError, KeyboardInterrupt])
+def test_a_loop_left_between_backward_and_step_is_no_warning(leave: type[BaseException]) -> None:
+    _, embeddings = collection()
+    embeddings.optimizer()
+    loop = prefetch(numbered(3), embeddings, 0, synchronous_steps=0)
+    _, inputs = next(loop)
+    inputs.values().sum().backward()
+    with pytest.raises(leave):
+        loop.throw(leave())  # type: ignore[attr-defined]
 
 
 def test_what_is_no_batch_is_an_error_and_not_the_end() -> None:

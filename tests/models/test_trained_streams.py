@@ -16,6 +16,7 @@ from embershard.datasets.schema import ColumnSpec
 from embershard.datasets.table_reader import TableReader
 from embershard.models.config import DenseSgd, FactorizationMachineConfig, OptimizerConfig, TrainConfig
 from embershard.models.model_factory import build_embeddings, build_model
+from embershard.models.table_options import TableOptions
 from embershard.models.train_result import TrainObserver, TrainResult
 from embershard.models.trainer import Trainer
 from embershard.models.trainer_state import TrainerState
@@ -63,11 +64,14 @@ class Source:
             self.events.append("closed")
 
 
-def fit(log: es.ClickLog, recorder: Recorder, **config: object) -> tuple[TrainResult, dict[str, np.ndarray]]:
+def fit(
+    log: es.ClickLog, recorder: Recorder, options: TableOptions | None = None, **config: object
+) -> tuple[TrainResult, dict[str, np.ndarray]]:
     features = es.FeatureMap([es.Categorical(name="c1")], label="label")
     settings = {"batch_size": ROWS, "epochs": 1, "shuffle": False, "pipeline_depth": 0, **config}
     with es.LocalStore(tablet_bits=1) as store:
-        embeddings = build_embeddings(MODEL, OPTIMIZER, features, store, device="cpu")
+        model = MODEL.model_copy(update={"tables": options or TableOptions()})
+        embeddings = build_embeddings(model, OPTIMIZER, features, store, device="cpu")
         trainer = Trainer(build_model(MODEL, features), embeddings, TrainConfig(**settings), OPTIMIZER)
         validation = es.ClickLog.from_table(some_clicks(1000))
         save_every = None if "evaluate_every" not in config else 3
@@ -137,6 +141,17 @@ def test_the_end_of_an_epoch_that_falls_on_an_evaluation_is_evaluated_once_and_s
     saved = [event for event in recorder.events if event.startswith("saved")]
     assert saved[-1] == "saved 12 of epoch 2"
     assert recorder.events.count("opened") == 2
+
+
+def test_the_evaluation_at_an_epochs_end_is_of_the_rows_that_its_sweep_leaves() -> None:
+    """As over a table that tells its rows; a batch more is waited for to find out."""
+    table = some_clicks(3, 6 * ROWS)
+    found = []
+    for log in (es.ClickLog.from_table(table), es.ClickLog.from_batches(lambda: iter([table]))):
+        result, _ = fit(log, Recorder(), TableOptions(eviction=(es.MinL2(min_l2=0.05),)), evaluate_every=3)
+        assert sum(result.evicted.values()) > 0
+        found.append([(entry.step, entry.auc) for entry in result.history])
+    assert found[0] == found[1]
 
 
 class FailingReader(TableReader):

@@ -592,10 +592,21 @@ def test_evaluation_leaves_each_module_in_its_own_mode(clicks: Path) -> None:
             assert not any(module.training for module in self.modules())
             return torch.zeros(len(inputs))
 
+    class Switched(torch.nn.Identity):
+        """As layers that merge weights for evaluation."""
+
+        merged = False
+
+        def train(self, mode: bool = True) -> Switched:
+            self.merged = not mode
+            return super().train(mode)
+
     job, model = Job(CONFIG, model=FactorizationMachineConfig(dim=4)), Frozen()
+    model.switched = Switched()
     model.norm.eval()
     es.evaluate(model, job.trainer.embeddings, es.ClickLog(clicks).batches(feature_map(), 1000))
     assert (model.training, model.norm.training, model.drop.training) == (True, False, True)
+    assert not model.switched.merged
     assert job.trainer.embeddings.training
 
 
@@ -616,6 +627,7 @@ def test_same_log_twice_into_one_store_is_refused(clicks: Path) -> None:
     job.fit(clicks)
     with pytest.raises(TrainedBeforeError, match="run 11 again"):
         job.fit(clicks)
+    assert not job.trainer.embeddings.repeats_expected
 
 
 def test_loss_that_is_not_finite_is_named(clicks: Path) -> None:

@@ -15,6 +15,7 @@ from lossy_proxy import lossy_proxy
 from running_shards import make_spec, remote_store, running_shards
 
 from embershard.embedding.checkpoint import TrainingState, open_checkpoint, write_checkpoint
+from embershard.embedding.errors import UnknownTableError
 from embershard.embedding.native_table_group import NativeTableGroup
 from embershard.embedding.store import Pull, Push, PushToken
 from embershard.embedding.table_config import ColumnBlock, MinCount, Sgd, TableConfig, Zeros
@@ -176,6 +177,21 @@ def test_tables_made_anew_with_each_others_widths_are_noticed(folder):
                 call()
             call()
         assert store.exchange(None, Pull(TableKeys.of("a", few))).rows.values.tolist() == [1.0] * 8 * widths[0]
+
+
+def test_a_push_to_a_table_that_was_dropped_beside_a_pull_of_a_new_one_names_it(folder):
+    """The pull of a table that the client does not know makes it read the tables anew, without the push's."""
+    few = np.arange(8, dtype=np.uint64) << np.uint64(60)
+    push = Push(None, TableKeys.of("a", few), np.ones(16, np.float32), np.ones(8, np.uint32), 1, 1, 0)
+    a, b = (TableConfig(name=name, blocks=(ColumnBlock(dim=2, optimizer=Sgd(lr=1.0)),)) for name in "ab")
+    with remote_store(folder, 2, BITS, NativeTableGroup) as store:
+        store.ensure_tables([a])
+        with connect(store._links.map.addresses[0]) as other:
+            other.drop_table("a")
+            other.ensure_tables([b])
+        with pytest.raises(UnknownTableError, match=r"expected one of tables \['b'\], got 'a'"):
+            store.exchange(push, Pull(TableKeys.of("b", few)))
+        assert len(store.exchange(None, Pull(TableKeys.of("b", few))).rows.values) == 16
 
 
 def test_another_generation_is_refused_until_the_client_connects_anew(folder):

@@ -301,6 +301,9 @@ def test_a_delta_does_not_replace_its_own_base(tmp_path: Path, trained: Trained,
     export_tables(trained.store, tmp_path / name, ["user"], options)
     with pytest.raises(ValueError, match=rf"expected a delta beside its base, got both at {tmp_path / name}"):
         export_tables(trained.store, tmp_path / name, ["user"], options, base=f"{tmp_path}/./{name}")
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="expected a delta beside its base"):
+        export_tables(trained.store, tmp_path / "link" / name, ["user"], options, base=tmp_path / name)
     assert EmbeddingReader(tmp_path / name).rows("user") > 0
 
 
