@@ -59,6 +59,7 @@ class PushCounts:
     """What became of the pushes of one collection so far.
 
     repeated: pushes that every tablet had before, or whose work unit was completed: nothing was applied.
+    fenced: pushes refused, in some tablets, since their unit is completed or known by a newer lease.
     stale: pushes refused, in some tablets, for rows that were pulled too long ago; each comes again, recomputed.
     applied, created, not_admitted, refused (non-finite gradients), over_limit: rows.
     evicted: rows by table that made room for new ones.
@@ -67,6 +68,7 @@ class PushCounts:
 
     pushes: int = 0
     repeated: int = 0
+    fenced: int = 0
     stale: int = 0
     applied: int = 0
     created: int = 0
@@ -79,6 +81,7 @@ class PushCounts:
     def add(self, report: PushReport) -> None:
         """Count one more report."""
         self.pushes += 1
+        self.fenced += report.fenced > 0
         self.stale += report.stale > 0
         self.repeated += report.applied == 0 and report.duplicate + report.fenced > 0
         for table, update in report.tables.items():
@@ -98,6 +101,7 @@ class EmbeddingCollection(nn.Module):
     table's `unseen` vector. The module has no parameters: `optimizer()` trains the rows. `torch.compile` of a module
     that holds it leaves pulls out of its graphs.
 
+    lease: of the pushes' tokens; who goes on from a checkpoint over the store that was trained after it raises it.
     repeats_expected: whether pushes that the store has had before are as they should be, as in a loop that goes on over
     shards that lived while it did not; else the first one is warned of.
 

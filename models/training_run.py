@@ -78,6 +78,7 @@ class TrainingRun:
             raise ModelSpecError(f"expected one label to evaluate by, got {list(self.features.labels)}")
         self.resumed = False
         self.repeated_before = trainer.embeddings.counts.repeated
+        self.fenced_before = trainer.embeddings.counts.fenced
         self.evicted_before = Counter(trainer.embeddings.counts.evicted)
         self.kept_back_before = KeptBack().plus(trainer.embeddings.counts.kept_back)
         evicts = any(evicts_by_age_or_value(table) for table in trainer.embeddings.layout.configs)
@@ -118,6 +119,10 @@ class TrainingRun:
                 "may change between epochs"
             )
         self._load(state)
+        # What pushed these units after the checkpoint, and may have completed them, is not what goes on now: above all
+        # leases before, also those of another resume of this checkpoint.
+        known = max(int(state.cursor.get("lease", 1)), self.trainer.embeddings.lease)
+        self.trainer.embeddings.lease = max(known + 1, time.time_ns() // 1_000_000)
         self.resumed = True
 
     def _load(self, state: TrainerState) -> None:
@@ -153,7 +158,8 @@ class TrainingRun:
             "evicted": dict(self._evicted()),
             "now": self._sweep.now,
         }
-        cursor = {**self._settings(), "data": self._data, "epoch": at.epoch, "unit": at.unit, "batch": at.batch}
+        place = {"epoch": at.epoch, "unit": at.unit, "batch": at.batch}
+        cursor = {**self._settings(), "data": self._data, "lease": self.trainer.embeddings.lease, **place}
         return TrainerState(at.step, cursor, scalars, dense_arrays(self.trainer.model, self.trainer.dense))
 
     # --- train --------------------------------------------------------------------------------------------------------
@@ -279,6 +285,11 @@ class TrainingRun:
             raise TrainedBeforeError(
                 f"expected batches that this store has not applied yet, got {repeated} of run {self.log.run} again: "
                 "they were not applied a second time; open the click log anew, or with another run"
+            )
+        if fenced := self.trainer.embeddings.counts.fenced - self.fenced_before:
+            raise TrainedBeforeError(
+                f"expected the store to take the batches of run {self.log.run}, got {fenced} refused: their work units "
+                "are completed, or another process has gone on with this run since"
             )
 
     # --- evaluate, save -----------------------------------------------------------------------------------------------

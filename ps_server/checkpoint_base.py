@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ..embedding.table_config import TableConfig
 from .errors import CorruptPushLogError
+from .mutation import ALL_LEASES
 from .push_log_files import LogFolder
 from .shard import Shard
 from .tablets import TabletMask
@@ -28,7 +29,7 @@ class ShardState:
     owned: TabletMask
     epoch: int
     generation: int
-    completed_units: tuple[int, ...]
+    completed_units: tuple[tuple[int, int], ...]
     lowest_lease: int
 
     @classmethod
@@ -70,7 +71,8 @@ def write_base(folder: LogFolder, base: CheckpointBase) -> None:
         "owned": np.flatnonzero(state.owned).tolist(),
         "epoch": state.epoch,
         "generation": state.generation,
-        "completed_units": list(state.completed_units),
+        "completed_units": [unit for unit, _ in state.completed_units],
+        "completed_leases": [lease for _, lease in state.completed_units],
         "lowest_lease": state.lowest_lease,
     }
     text = json.dumps(content, separators=(",", ":"))
@@ -103,12 +105,13 @@ def read_base(folder: LogFolder) -> CheckpointBase | None:
     owned = np.zeros(len(positions), np.bool_)
     owned[content["owned"]] = True
     tables = tuple(TableConfig.model_validate(table) for table in content["tables"])
+    completed = content["completed_units"]
     state = ShardState(
         tables,
         owned,
         content["epoch"],
         content["generation"],
-        tuple(content["completed_units"]),
+        tuple(zip(completed, content.get("completed_leases", [ALL_LEASES] * len(completed)), strict=True)),
         content["lowest_lease"],
     )
     return CheckpointBase(content["checkpoint"], content["since"], positions, state)

@@ -146,6 +146,10 @@ class DurableShard:
         """Remove a table with its rows, durable. Raises: UnknownTableError."""
         self._decide_and_carry_out(lambda: self.shard.decide_drop_table(token, name))
 
+    def complete_unit(self, unit: int) -> None:
+        """Forget a finished work unit, durable."""
+        self._decide_and_carry_out(lambda: self.shard.decide_complete(unit))
+
     def restore(self, token: PushToken, snapshot: TabletSnapshot) -> None:
         """Replace (or merge a delta into) one tablet that is owned, durable. Raises: WrongShardError."""
         self._decide_and_carry_out(lambda: self.shard.decide_import(token, snapshot))

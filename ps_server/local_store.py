@@ -28,7 +28,7 @@ from .errors import SharedStoreNeededError, StoreClosedError
 from .gradient_guard import GradientGuard, GuardOptions
 from .gradient_norms import GradientNorms
 from .lane import Lane
-from .mutation import CompleteUnit, DropTable, EnsureTables, ImportTablet
+from .mutation import DropTable, EnsureTables, ImportTablet
 from .refused_rows import log_refused_rows
 from .shard import Shard, StalenessLimit
 from .tablets import TabletMask
@@ -201,7 +201,7 @@ class LocalStore:
         """Let the tablets drop their applied memory of a finished work unit; late pushes of it are fenced."""
         check_number(unit, "unit", 64)
         with self._turn():
-            self._shard.apply(CompleteUnit(unit))
+            self._shard.apply(self._shard.decide_complete(unit))
 
     def close(self) -> None:
         """Let go of the rows; idempotent. Any later call raises StoreClosedError."""

@@ -111,11 +111,17 @@ class DropTablet:
     tablet: int
 
 
+ALL_LEASES = (1 << 64) - 1
+
+
 @dataclass(frozen=True, slots=True)
 class CompleteUnit:
-    """A finished work unit: its applied memory is dropped and late pushes of it are fenced."""
+    """A finished work unit: its applied memory is dropped and late pushes of it, by leases up to `lease`, are fenced.
+
+    A higher lease is that of who goes on from a checkpoint taken before."""
 
     unit: int
+    lease: int = ALL_LEASES
 
 
 @dataclass(frozen=True, slots=True)

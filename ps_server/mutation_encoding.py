@@ -15,6 +15,7 @@ from ..embedding.store import PushToken
 from ..embedding.table_config import TableConfig
 from ..embedding.table_group import AppliedMemory, TableKeys, TableRows, TabletSnapshot, UpdateStep
 from .mutation import (
+    ALL_LEASES,
     AdoptMap,
     ApplyPush,
     AssignRows,
@@ -299,6 +300,12 @@ def _write_number(name: str) -> Callable[[_Body, Any], None]:
     return write
 
 
+def _write_complete(body: _Body, mutation: CompleteUnit) -> None:
+    body.fields["unit"] = mutation.unit
+    if mutation.lease != ALL_LEASES:
+        body.fields["lease"] = mutation.lease
+
+
 def _arrays_of(holder: TableRows | AppliedMemory) -> Iterator[tuple[str, Array]]:
     for field in fields(holder):
         yield field.name, getattr(holder, field.name)
@@ -314,7 +321,7 @@ _WRITERS: dict[type[Mutation], Callable[[_Body, Any], None]] = {
     CutTablet: _write_cut,
     ImportTablet: _write_import,
     DropTablet: _write_number("tablet"),
-    CompleteUnit: _write_number("unit"),
+    CompleteUnit: _write_complete,
     RaiseLowestLease: _write_number("lease"),
     AdoptMap: _write_adopt,
     RefusePush: _write_refuse,
@@ -330,7 +337,7 @@ _READERS: dict[int, Callable[[_Parts], Mutation]] = {
     7: lambda parts: CutTablet(parts.token(), parts.fields["tablet"]),
     8: _read_import,
     9: lambda parts: DropTablet(parts.fields["tablet"]),
-    10: lambda parts: CompleteUnit(parts.fields["unit"]),
+    10: lambda parts: CompleteUnit(parts.fields["unit"], parts.fields.get("lease", ALL_LEASES)),
     11: lambda parts: RaiseLowestLease(parts.fields["lease"]),
     12: lambda parts: AdoptMap(parts.mask("owned"), parts.fields["epoch"], parts.fields["generation"]),
     13: lambda parts: RefusePush(parts.token(), parts.mask("tablets")),

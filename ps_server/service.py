@@ -30,7 +30,7 @@ from .errors import (
     WrongPeerError,
 )
 from .gradient_norms import GradientNorms
-from .mutation import AdoptMap, CompleteUnit, EnsureTables
+from .mutation import AdoptMap, EnsureTables
 from .refusal import REFUSAL_KEY, refusal_of
 from .refused_rows import describe_keys, describe_token
 from .service_name import SERVICE
@@ -303,7 +303,7 @@ class ParameterServerService:
     def _complete_unit(self, data: bytes) -> bytes:
         request = parse(data, pb.CompleteUnitRequest())
         self._check(request.header)
-        self._durable.apply(CompleteUnit(request.unit))
+        self._durable.complete_unit(request.unit)
         return _count(1)
 
     def _share_memory(self, data: bytes) -> bytes:

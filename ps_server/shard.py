@@ -136,7 +136,7 @@ class Shard:
         return self._memory.units
 
     @property
-    def completed_units(self) -> tuple[int, ...]:
+    def completed_units(self) -> tuple[tuple[int, int], ...]:
         """Completed units whose late pushes are fenced, oldest first; no tablet's snapshot has them."""
         return self._memory.completed_units
 
@@ -314,6 +314,11 @@ class Shard:
         """The mutation that drops the table, or None where the token was carried out already."""
         return DropTable(name, token) if self._memory.judge(token, self._owned).fresh.any() else None
 
+    def decide_complete(self, unit: int) -> CompleteUnit:
+        """The mutation that completes a unit: by the leases that are known of it, or for all where none is."""
+        lease = self._memory.lease_of(unit)
+        return CompleteUnit(unit) if lease is None else CompleteUnit(unit, lease)
+
     def decide_import(self, token: PushToken, snapshot: TabletSnapshot) -> ImportTablet | None:
         """The mutation that restores an owned tablet, or None where it had the token already.
 
@@ -382,8 +387,8 @@ class Shard:
                     self._memory.remember(token, self._only(snapshot.tablet))
             case DropTablet(tablet):
                 self._drop_tablet(tablet)
-            case CompleteUnit(unit):
-                self._memory.complete(unit)
+            case CompleteUnit(unit, lease):
+                self._memory.complete(unit, lease)
             case RaiseLowestLease(lease):
                 self._memory.raise_lowest_lease(lease)
             case AdoptMap(owned, epoch, generation):

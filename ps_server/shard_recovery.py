@@ -143,8 +143,8 @@ class _TabletsOf(_Tablets):
         self._pending = deque(owned[np.argsort(base.positions[owned], kind="stable")].tolist())
         state = base.state
         shard.apply(EnsureTables(state.tables))
-        for unit in state.completed_units:
-            shard.apply(CompleteUnit(unit))
+        for unit, lease in state.completed_units:
+            shard.apply(CompleteUnit(unit, lease))
         shard.apply(RaiseLowestLease(state.lowest_lease))
         shard.apply(AdoptMap(state.owned, state.epoch, state.generation))
 

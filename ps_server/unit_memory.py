@@ -52,8 +52,8 @@ class UnitMemory:
     again, recomputed: order is kept and none is lost.
 
     Invariants: 1. a tablet's last batch of a unit and its lease only grow. 2. a lease below the lowest open one is
-    fenced for ever, a completed unit while it is among the last 65,536. 3. of clients, the 4,096 that wrote last are
-    remembered.
+    fenced for ever, one up to a completed unit's while that is among the last 65,536. 3. of clients, the 4,096 that
+    wrote last are remembered.
     Thread safety: none; one caller at a time. Cost: about ten operations on arrays of one value a tablet.
     """
 
@@ -61,7 +61,7 @@ class UnitMemory:
         self._tablets = tablets
         self._units: dict[int, _Unit] = {}
         self._clients: OrderedDict[int, _Unit] = OrderedDict()
-        self._completed: OrderedDict[int, None] = OrderedDict()
+        self._completed: OrderedDict[int, int] = OrderedDict()
         self._lowest_lease = 0
 
     def judge(self, token: PushToken, covered: TabletMask, *, recomputed: bool = False) -> Verdict:
@@ -69,7 +69,8 @@ class UnitMemory:
 
         recomputed: the batch was refused before and comes again, in its turn."""
         nowhere = np.zeros(self._tablets, np.bool_)
-        if not is_client_token(token) and (token.lease < self._lowest_lease or token.unit in self._completed):
+        over = max(self._lowest_lease - 1, self._completed.get(token.unit, -1))
+        if token.lease <= over and not is_client_token(token):
             return Verdict(nowhere, nowhere, covered, nowhere)
         unit = self._find(token)
         if unit is None:
@@ -102,10 +103,17 @@ class UnitMemory:
         unit.lease[tablets] = token.lease
         unit.has_refused = True
 
-    def complete(self, unit: int) -> None:
-        """Forget a finished unit; late pushes of it are fenced."""
+    def lease_of(self, unit: int) -> int | None:
+        """The highest lease that is known of a unit, completed ones included; None where there is none."""
+        found, completed = self._units.get(unit), self._completed.get(unit)
+        if found is None:
+            return completed
+        return max(int(found.lease.max()), -1 if completed is None else completed)
+
+    def complete(self, unit: int, lease: int) -> None:
+        """Forget a finished unit; late pushes of it by leases up to this one are fenced."""
         self._units.pop(unit, None)
-        self._completed[unit] = None
+        self._completed[unit] = max(lease, self._completed.get(unit, lease))
         if len(self._completed) > COMPLETED_REMEMBERED:
             self._completed.popitem(last=False)
 
@@ -164,9 +172,9 @@ class UnitMemory:
         return len(self._units)
 
     @property
-    def completed_units(self) -> tuple[int, ...]:
-        """Units that are completed and still remembered as such, oldest first."""
-        return tuple(self._completed)
+    def completed_units(self) -> tuple[tuple[int, int], ...]:
+        """(unit, lease) of those that are completed and still remembered as such, oldest first."""
+        return tuple(self._completed.items())
 
     @property
     def lowest_lease(self) -> int:

@@ -630,6 +630,42 @@ def test_same_log_twice_into_one_store_is_refused(clicks: Path) -> None:
     assert not job.trainer.embeddings.repeats_expected
 
 
+@pytest.mark.parametrize("stop", [20, 40])
+def test_a_resume_over_the_store_that_was_trained_on_equals_straight(clicks: Path, stop: int) -> None:
+    """The units that were completed after the checkpoint are trained again; two resumes of one checkpoint."""
+    straight, again = Job(CONFIG), Job(CONFIG)
+    straight.fit(clicks)
+    again.fit(clicks, checkpoints=again.checkpoints, save_every=stop)
+    for _ in range(2):
+        job = Job(CONFIG)
+        job.store, job.trainer.embeddings.store = again.store, again.store
+        state = again.checkpoints.restore(f"step-{stop}")
+        job.fit(clicks, resume=state)
+        assert job.trainer.embeddings.counts.fenced == 0
+        assert_same_bits(straight, job)
+
+
+def test_a_resumed_run_that_another_process_has_gone_on_with_is_told(clicks: Path) -> None:
+    stopped = Job(CONFIG.model_copy(update={"max_steps": 5}))
+    stopped.fit(clicks, checkpoints=stopped.checkpoints)
+    job = Job(CONFIG)
+    state = stopped.checkpoints.restore("step-5", job.store)
+    log = es.ClickLog(clicks, unit_rows=1_000, run=11)
+
+    class Overtaken(TrainObserver):
+        def on_progress(self, *, step: int, epoch: int, examples: int, total: int | None, loss: float) -> None:
+            if step == 6:
+                later = list(log.batches(feature_map(), 128, epoch=0, seed=3, shuffle=True))[-1]
+                other = build_embeddings(MODEL, OPTIMIZER, feature_map(), job.store, seed=3, device="cpu")
+                other.lease = 1 << 62
+                rows = other.optimizer()
+                other(later).values().sum().backward()
+                rows.step()
+
+    with pytest.raises(TrainedBeforeError, match=r"got \d+ refused: their work units are completed, or another"):
+        job.trainer.fit(log, observer=Overtaken(), resume=state)
+
+
 def test_loss_that_is_not_finite_is_named(clicks: Path) -> None:
     optimizer = OptimizerConfig(rows=es.Sgd(lr=1e30))
     with pytest.raises(TrainingDivergedError, match=r"at step \d+, epoch 0: lower the learning rates"):

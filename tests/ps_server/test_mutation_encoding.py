@@ -123,7 +123,9 @@ def test_clicks_come_back_and_take_no_byte_where_there_are_none(mutation):
     assert b"clicks" not in encoded(mutation)[1].tobytes()
 
 
-@pytest.mark.parametrize("mutation", [*MUTATIONS, BFLOAT16_PUSH], ids=lambda mutation: type(mutation).__name__)
+@pytest.mark.parametrize(
+    "mutation", [*MUTATIONS, BFLOAT16_PUSH, m.CompleteUnit(5, 1 << 40)], ids=lambda mutation: type(mutation).__name__
+)
 def test_mutation_comes_back_as_it_was(mutation):
     kind, body = encoded(mutation)
     assert kind == KINDS[type(mutation)]

@@ -240,6 +240,27 @@ def test_completed_unit_is_fenced(store):
     assert read(store, "counter", range(20)).tolist() == [-1.0] * 20
 
 
+def test_a_higher_lease_goes_on_in_a_unit_that_was_completed_after_the_checkpoint(store):
+    """Else the rows of the unit's batches after it would be lost; late pushes of the lease before stay fenced."""
+    store.exchange(count_push(range(20), PushToken(5, 1, 0)), None)
+    saved = snapshots(store)
+    store.exchange(count_push(range(20), PushToken(5, 1, 1)), None)
+    store.exchange(count_push(range(20), PushToken(6, 1, 0)), None)
+    store.complete_unit(5)
+    store.complete_unit(6)
+    for snapshot in saved:
+        store.restore(snapshot)
+    for token in (PushToken(5, 1, 1), PushToken(6, 1, 0)):
+        assert store.exchange(count_push(range(20), token), None).report.applied == 0
+    for token in (PushToken(5, 2, 1), PushToken(6, 2, 0)):
+        report = store.exchange(count_push(range(20), token), None).report
+        assert (report.applied > 0, report.fenced, report.duplicate) == (True, 0, 0)
+    assert store.exchange(count_push(range(20), PushToken(5, 2, 1)), None).report.applied == 0
+    assert read(store, "counter", range(20)).tolist() == [-3.0] * 20
+    store.complete_unit(5)
+    assert store.exchange(count_push(range(20), PushToken(5, 2, 2)), None).report.fenced > 0
+
+
 def test_push_counters_grow_where_keys_lie(store):
     before = read_pushes(store)
     store.exchange(count_push([3]), None)
