@@ -15,6 +15,7 @@ from typing import TextIO
 from ..benchmarks.measurement import machine
 from ..datasets import ClickLog
 from ..embedding.checkpoint import Checkpoint, latest_checkpoint
+from ..embedding.table_config import unknown_table
 from ..feature_map import FeatureMap
 from ..feature_map.yaml_file import write_yaml
 from ..models.train_result import TrainResult
@@ -74,9 +75,24 @@ def train_run(
             stream.write(f"{line}\n")
         config, gone = plan.config, (*plan.dropped, *plan.anew)
         with assembled(config, FeatureMap.of(config.features), without=gone) as assembly:
+            _check_no_others(checkpoint, assembly)
             checkpoint.restore(assembly.store, only=plan.kept)
             folder = _PendingFolder(runs, config, held, run, is_changed=bool(plan.changes))
             return _train(assembly, folder, source.stem, _Resumed(state, checkpoint.path, plan.changes), stream)
+
+
+def _check_no_others(checkpoint: Checkpoint, assembly: Assembly) -> None:
+    """Raises: UsageError where the store has rows of tables that are not the run's: restoring empties them."""
+    # A checkpoint has all tables of its store; those of its run are its feature map's.
+    trained = {table.name for table in FeatureMap.from_dict(checkpoint.manifest.feature_map, checkpoint.path).tables}
+    present = {table.name for table in assembly.embeddings.layout.configs} | trained
+    own = present | {unknown_table(table).name for table in assembly.store.tables() if table.name in present}
+    others = sorted(name for name, stats in assembly.store.stats().items() if stats.rows and name not in own)
+    if others:
+        raise UsageError(
+            f"expected a cluster with the rows of this run alone, got rows in tables {others} too: a resume puts all "
+            "tablets back to the checkpoint and would empty them; give each run a cluster of its own"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,3 +148,36 @@ def test_shards_that_the_run_starts_share_the_token_of_the_environment(
         assert "bearer token" in job.fail(capsys, "cluster", "status", "--folder", folder, code=1)
     finally:
         assert run(["cluster", "down", "--folder", folder]) == 0
+
+
+def test_a_resume_does_not_empty_the_tables_of_another_run(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    only_user = "features.features=[{name: user, kind: categorical, id: int64}]"
+    only_item = "features.features=[{name: item, kind: categorical, id: text}]"
+    with shard() as address:
+        words = on(address, f"output.folder={job.folder / 'mine'}", only_user)
+        job.train(capsys, *words)
+        others = job.train(capsys, *on(address, f"output.folder={job.folder / 'others'}", only_item))
+        message = job.fail(capsys, "train", str(job.path), *words, "--resume", "--json", "train.max_steps=40")
+        assert "expected a cluster with the rows of this run alone, got rows in tables ['item'] too" in message
+        again = [f"output.folder={job.folder / 'others'}", only_item, "train.max_steps=30"]
+        assert "['user']" in job.fail(capsys, "train", str(job.path), *on(address, *again), "--resume", "--json")
+    assert others["rows"] > 0
+
+
+@pytest.mark.parametrize("stop", [20, 60, 100])
+def test_a_resume_over_shards_that_were_trained_on_equals_straight(
+    job: Job, capsys: pytest.CaptureFixture[str], stop: int
+) -> None:
+    """Work units of 4,000 rows, 50 steps each, that the run completed after the checkpoint it is resumed at."""
+    straight = job.train(capsys, "train.max_steps=130", "output.checkpoint_every=20", "output.keep=100")
+    with shard() as address:
+        words = on(
+            address, "output.name=killed", "output.checkpoint_every=20", "output.keep=100", "train.max_steps=130"
+        )
+        facts = job.train(capsys, *words)
+        for checkpoint in Path(facts["checkpoint"]).parent.iterdir():
+            if int(checkpoint.name.split("-")[1]) > stop:
+                shutil.rmtree(checkpoint)
+        resumed = job.train(capsys, *words, "--resume")
+    assert Path(resumed["checkpoint"]).name == Path(straight["checkpoint"]).name
+    assert_equal_bits(weights(resumed["checkpoint"]), weights(straight["checkpoint"]))
