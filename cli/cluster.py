@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,9 +45,10 @@ def up(
     say(f"{len(spec.shards)} shards of cluster {spec.name} are up:")
     for address in spec.shards:
         say(f"  {address}")
-    say(f"train:   embershard train CONFIG store.kind=cluster store.address={fleet.spec_path}")
-    say(f"look:    embershard cluster status --folder {folder}")
-    say(f"end:     embershard cluster down --folder {folder}")
+    quoted = shlex.quote(str(folder))
+    say(f"train:   embershard train CONFIG store.kind=cluster store.address={shlex.quote(str(fleet.spec_path))}")
+    say(f"look:    embershard cluster status --folder {quoted}")
+    say(f"end:     embershard cluster down --folder {quoted}")
 
 
 @app.command("status")

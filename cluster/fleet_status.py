@@ -11,6 +11,7 @@ from ..ps_server.errors import StoreUnavailableError, WrongPeerError
 from ..ps_server.security import ClientSecurity
 from ..ps_server.shard_link import Patience, ShardLink
 from ..ps_server.shard_status import ShardStatus, decode_status
+from .errors import ClusterNotRunningError
 from .shard_fleet import ShardFleet
 
 ANSWER_SECONDS = 2.0
@@ -52,6 +53,12 @@ def fleet_status(fleet: ShardFleet, interval_seconds: float = 0.5, token: str | 
     security = ClientSecurity(token=token)
     processes = {role.name: role for role in fleet.cluster.status()}
     spec = fleet.spec()
+    missing = [index for index in range(len(spec.shards)) if f"shard-{index}" not in processes]
+    if missing:
+        raise ClusterNotRunningError(
+            f"expected a process for each of {len(spec.shards)} shards of the cluster spec, got none for {missing}: "
+            "the spec was changed since the cluster was started"
+        )
     owners = spec.first_map().owners
     before = [_ask(index, address, security) for index, address in enumerate(spec.shards)]
     time.sleep(interval_seconds)

@@ -163,7 +163,8 @@ class LocalCluster:
                 self._attached.stdin.close()
             self._attached.wait()
             self._attached = None
-        (self._folder / COMMANDS_FILE).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder that was made read-only: the cluster has ended all the same
+            (self._folder / COMMANDS_FILE).unlink(missing_ok=True)
 
     def last_words(self, role: str) -> str:
         """End of the role's log, on one line, and where the log is."""

@@ -17,9 +17,10 @@ _POLL_SECONDS = 0.01
 
 
 @contextlib.contextmanager
-def hold_lock(path: Path, refusal: Callable[[LockHeldError], Exception] | None = None) -> Iterator[None]:
+def hold_lock(path: Path, refusal: Callable[[LockHeldError], Exception] | None = None) -> Iterator[Callable[[], bool]]:
     """Hold an exclusive lock on `path`, which has this process's pid; gone with the process, however it ends.
 
+    Gives a function that tells whether the file is still there, and not another one since somebody removed it.
     Raises: LockHeldError where another process holds it, or what `refusal` makes of that."""
     try:
         locked = _open_locked(path)
@@ -32,9 +33,10 @@ def hold_lock(path: Path, refusal: Callable[[LockHeldError], Exception] | None =
         file.write(str(os.getpid()))
         file.flush()
         try:
-            yield
+            yield lambda: _is_at(file, path)
         finally:
-            path.unlink(missing_ok=True)
+            if _is_at(file, path):
+                path.unlink(missing_ok=True)
 
 
 def lock_holder(path: Path) -> int | None:
@@ -52,13 +54,22 @@ def lock_holder(path: Path) -> int | None:
         return None
 
 
+def _is_at(file: TextIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # a file system that does not answer now
+        return True
+
+
 def _open_locked(path: Path) -> TextIO:
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
         file = path.open("a+", encoding="ascii")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            if _is_at(file, path):
                 return file
             file.close()
         except BlockingIOError:

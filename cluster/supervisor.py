@@ -24,6 +24,9 @@ GRACE_SECONDS = 20.0
 
 STATE_RETRY_SECONDS = 2.0
 
+LOOK_SECONDS = 2.0
+"""How often the supervisor looks whether its folder is still its own."""
+
 LOCK_FILE, STATE_FILE, COMMANDS_FILE, LOG_FOLDER = "supervisor.lock", "state.json", "commands.json", "logs"
 STOP_WITH_STDIN, REMOVE_FOLDER = "--stop-with-stdin", "--remove-folder"
 
@@ -56,15 +59,17 @@ class Supervisor:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._stop_asked = False
         self._state_is_written = True
+        self._is_ours: Callable[[], bool] = lambda: True
 
     def run(self) -> None:
-        """Supervise until SIGTERM or SIGINT, then end all children and return.
+        """Supervise until SIGTERM or SIGINT, then end all children and return; also where the folder was removed, whose
+        files may be another cluster's since: then nothing in it is touched and children are killed.
 
         Raises: ClusterRunningError where another supervisor holds the folder."""
         (self._folder / LOG_FOLDER).mkdir(parents=True, exist_ok=True)
-        with self._only_one(), _wake_on_signals(self._ask_stop) as wake:
+        with self._only_one() as self._is_ours, _wake_on_signals(self._ask_stop) as wake:
             try:
-                while not self._stop_asked:
+                while not self._stop_asked and self._is_ours():
                     self._reap()
                     self._start_due()
                     if not self._state_is_written:
@@ -74,15 +79,16 @@ class Supervisor:
                 self._end_children(wake)
                 # Who waits for the lock lets go of the lifeline then, and removes the folder itself.
                 self._look_at_lifeline()
-                (self._folder / STATE_FILE).unlink(missing_ok=True)
+                if self._is_ours():
+                    (self._folder / STATE_FILE).unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _only_one(self) -> Iterator[None]:
+    def _only_one(self) -> Iterator[Callable[[], bool]]:
         def refusal(_held: LockHeldError) -> Exception:
             return ClusterRunningError(f"expected no cluster in {self._folder}, got one that runs")
 
-        with hold_lock(self._folder / LOCK_FILE, refusal):
-            yield
+        with hold_lock(self._folder / LOCK_FILE, refusal) as is_ours:
+            yield is_ours
 
     def _look_at_lifeline(self) -> None:
         if self._lifeline is not None and _wait_readable(self._lifeline) and os.read(self._lifeline, 4096) == b"":
@@ -91,11 +97,10 @@ class Supervisor:
     def _ask_stop(self) -> None:
         self._stop_asked = True
 
-    def _seconds_to_next(self) -> float | None:
+    def _seconds_to_next(self) -> float:
         seconds = self._supervision.seconds_to_next(time.monotonic())
-        if self._state_is_written:
-            return seconds
-        return STATE_RETRY_SECONDS if seconds is None else min(seconds, STATE_RETRY_SECONDS)
+        most = LOOK_SECONDS if self._state_is_written else min(LOOK_SECONDS, STATE_RETRY_SECONDS)
+        return most if seconds is None else min(seconds, most)
 
     def _wait(self, wake: int, seconds: float | None) -> None:
         watched = [wake] if self._lifeline is None else [wake, self._lifeline]
@@ -132,8 +137,9 @@ class Supervisor:
         del self._children[pid]
 
     def _end_children(self, wake: int) -> None:
+        is_ours = self._is_ours()
         for pid in self._supervision.stop():
-            self._children[pid].terminate()
+            self._children[pid].terminate() if is_ours else self._children[pid].kill()
         deadline = time.monotonic() + GRACE_SECONDS
         while not self._supervision.is_done and time.monotonic() < deadline:
             _wait([wake], min(0.2, max(deadline - time.monotonic(), 0.0)))
@@ -144,6 +150,8 @@ class Supervisor:
         self._reap()
 
     def _write_state(self) -> None:
+        if not self._is_ours():
+            return
         roles = [
             {"name": role.name, "pid": role.pid, "restarts": role.restarts, "last_exit": role.last_exit}
             for role in self._supervision.roles

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -82,3 +83,35 @@ def test_attached_cluster_ends_with_the_process_that_started_it(tmp_path: Path) 
         time.sleep(0.02)
     assert is_gone(pid)
     assert not cluster.is_running()
+
+
+def test_a_cluster_whose_folder_was_removed_ends_and_leaves_the_next_one_alone(cluster: LocalCluster) -> None:
+    cluster.start({"shard-0": CHILD})
+    (old,) = pids_of(cluster)
+    shutil.rmtree(cluster.folder)
+    following = LocalCluster(cluster.folder)
+    following.start({"shard-0": CHILD})
+    (new,) = pids_of(following)
+    until = time.monotonic() + 30
+    while not is_gone(old):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    time.sleep(0.5)
+    assert [role.pid for role in following.status()] == [new]
+    following.stop()
+    assert is_gone(new)
+
+
+def test_a_cluster_in_a_folder_that_cannot_be_written_any_more_is_taken_down(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.start({"shard-0": CHILD})
+    (pid,) = pids_of(cluster)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        cluster.stop()
+    assert is_gone(pid)
