@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from ..datasets.record_batches import decoded
 from ..datasets.schema import ColumnSpec
 from ..datasets.whole_file import naming_file, whole_file
 from ..datasets.work_unit import BatchId
@@ -105,7 +106,8 @@ def _write(tables: Iterator[pa.Table], to: Path | None) -> int:
     rows = 0
     with _whole_file(to) as stream, contextlib.ExitStack() as stack:
         writer: Any = None
-        for table in map(_decoded, tables):
+        # Whether text comes encoded is for its file to say, and another one may say otherwise.
+        for table in map(decoded, tables):
             if writer is None:
                 schema = table.schema
                 make = WRITERS[".csv" if to is None else to.suffix]
@@ -113,15 +115,6 @@ def _write(tables: Iterator[pa.Table], to: Path | None) -> int:
             writer.write_table(_as_first(table, schema))
             rows += table.num_rows
     return rows
-
-
-def _decoded(table: pa.Table) -> pa.Table:
-    """Whether text comes encoded is for its file to say, and another one may say otherwise."""
-    for index, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):
-            kind = field.type.value_type
-            table = table.set_column(index, pa.field(field.name, kind), table.column(index).cast(kind))
-    return table
 
 
 def _as_first(table: pa.Table, schema: pa.Schema) -> pa.Table:

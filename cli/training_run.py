@@ -28,7 +28,7 @@ from .evaluation import runs_folder
 from .feature_statistics import with_statistics
 from .metrics_log import MetricsLog
 from .report import RunReport, TableReport, write_report
-from .resume_plan import plan_resume, resumed_state
+from .resume_plan import ResumePlan, plan_resume, resumed_state
 from .run_checkpoints import RunCheckpoints
 from .run_config import RunConfig
 from .run_folder import RunFolder, check_new_run, last_run, new_run
@@ -75,17 +75,16 @@ def train_run(
             stream.write(f"{line}\n")
         config, gone = plan.config, (*plan.dropped, *plan.anew)
         with assembled(config, FeatureMap.of(config.features), without=gone) as assembly:
-            _check_no_others(checkpoint, assembly)
+            _check_no_others(plan, assembly)
             checkpoint.restore(assembly.store, only=plan.kept)
             folder = _PendingFolder(runs, config, held, run, is_changed=bool(plan.changes))
             return _train(assembly, folder, source.stem, _Resumed(state, checkpoint.path, plan.changes), stream)
 
 
-def _check_no_others(checkpoint: Checkpoint, assembly: Assembly) -> None:
+def _check_no_others(plan: ResumePlan, assembly: Assembly) -> None:
     """Raises: UsageError where the store has rows of tables that are not the run's: restoring empties them."""
     # A checkpoint has all tables of its store; those of its run are its feature map's.
-    trained = {table.name for table in FeatureMap.from_dict(checkpoint.manifest.feature_map, checkpoint.path).tables}
-    present = {table.name for table in assembly.embeddings.layout.configs} | trained
+    present = {table.name for table in plan.old.tables} | set(assembly.embeddings.layout.tables)
     own = present | {unknown_table(table).name for table in assembly.store.tables() if table.name in present}
     others = sorted(name for name, stats in assembly.store.stats().items() if stats.rows and name not in own)
     if others:

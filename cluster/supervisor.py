@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,10 +23,8 @@ from .supervision import Backoff, Supervision
 GRACE_SECONDS = 20.0
 """How long a process may take to end by itself (drain, flush) before it is killed."""
 
-STATE_RETRY_SECONDS = 2.0
-
 LOOK_SECONDS = 2.0
-"""How often the supervisor looks whether its folder is still its own."""
+"""How often the supervisor looks whether its folder is still its own, and tries to write what it could not."""
 
 LOCK_FILE, STATE_FILE, COMMANDS_FILE, LOG_FOLDER = "supervisor.lock", "state.json", "commands.json", "logs"
 STOP_WITH_STDIN, REMOVE_FOLDER = "--stop-with-stdin", "--remove-folder"
@@ -82,13 +81,11 @@ class Supervisor:
                 if self._is_ours():
                     (self._folder / STATE_FILE).unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def _only_one(self) -> Iterator[Callable[[], bool]]:
+    def _only_one(self) -> AbstractContextManager[Callable[[], bool]]:
         def refusal(_held: LockHeldError) -> Exception:
             return ClusterRunningError(f"expected no cluster in {self._folder}, got one that runs")
 
-        with hold_lock(self._folder / LOCK_FILE, refusal) as is_ours:
-            yield is_ours
+        return hold_lock(self._folder / LOCK_FILE, refusal)
 
     def _look_at_lifeline(self) -> None:
         if self._lifeline is not None and _wait_readable(self._lifeline) and os.read(self._lifeline, 4096) == b"":
@@ -99,8 +96,7 @@ class Supervisor:
 
     def _seconds_to_next(self) -> float:
         seconds = self._supervision.seconds_to_next(time.monotonic())
-        most = LOOK_SECONDS if self._state_is_written else min(LOOK_SECONDS, STATE_RETRY_SECONDS)
-        return most if seconds is None else min(seconds, most)
+        return LOOK_SECONDS if seconds is None else min(seconds, LOOK_SECONDS)
 
     def _wait(self, wake: int, seconds: float | None) -> None:
         watched = [wake] if self._lifeline is None else [wake, self._lifeline]
@@ -137,9 +133,9 @@ class Supervisor:
         del self._children[pid]
 
     def _end_children(self, wake: int) -> None:
-        is_ours = self._is_ours()
+        number = signal.SIGTERM if self._is_ours() else signal.SIGKILL
         for pid in self._supervision.stop():
-            self._children[pid].terminate() if is_ours else self._children[pid].kill()
+            self._children[pid].send_signal(number)
         deadline = time.monotonic() + GRACE_SECONDS
         while not self._supervision.is_done and time.monotonic() < deadline:
             _wait([wake], min(0.2, max(deadline - time.monotonic(), 0.0)))

@@ -27,7 +27,7 @@ def joined(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     try:
         table = table.combine_chunks()
     except pa.ArrowInvalid:
-        table = _decoded(table).combine_chunks()
+        table = decoded(table).combine_chunks()
     return table.to_batches()[0]
 
 
@@ -61,6 +61,7 @@ def _wider_type(type_: pa.DataType, column: pa.ChunkedArray) -> pa.DataType:
     return type_
 
 
-def _decoded(table: pa.Table) -> pa.Table:
+def decoded(table: pa.Table) -> pa.Table:
+    """The table with the values of dictionaries in place of their codes."""
     types = [field.type.value_type if pat.is_dictionary(field.type) else field.type for field in table.schema]
     return table.cast(pa.schema([pa.field(name, type_) for name, type_ in zip(table.schema.names, types, strict=True)]))

@@ -32,7 +32,7 @@ def parse_yaml(text: str, source: str) -> object:
     loader.allow_duplicate_keys = False
     try:
         value = cast(object, loader.load(text))
-        if _is_in_itself(value, ()):
+        if _is_in_itself(value, set(), set()):
             raise ConfigError(f"{source}: expected no mapping or list that holds itself (an alias to its own anchor)")
         return value
     except DuplicateKeyError as error:
@@ -98,13 +98,15 @@ def _twice(error: DuplicateKeyError) -> str:
     return f"key {found[1]} twice" if found else _first_line(error.problem)
 
 
-def _is_in_itself(value: object, holders: tuple[int, ...]) -> bool:
+def _is_in_itself(value: object, holders: set[int], seen: set[int]) -> bool:
+    """holders: of the value.   seen: what was looked at; an alias that stands often is walked through once."""
     if not isinstance(value, dict | list):
         return False
-    if id(value) in holders:
-        return True
+    if id(value) in seen:
+        return id(value) in holders
+    seen.add(id(value))
     children = value.values() if isinstance(value, dict) else value
-    return any(_is_in_itself(child, (*holders, id(value))) for child in children)
+    return any(_is_in_itself(child, {*holders, id(value)}, seen) for child in children)
 
 
 def _where(source: str, error: MarkedYAMLError) -> str:

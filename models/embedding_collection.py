@@ -187,7 +187,8 @@ class EmbeddingCollection(nn.Module):
         Raises: FeatureMismatchError; whatever the store raises."""
         # Only where it is loaded already, as it takes a second: torch.compile of a module with the collection in it.
         if "torch._dynamo" in sys.modules:
-            return _pull_outside_graphs(self, batch, values_are_keys=values_are_keys)
+            pull = torch.compiler.disable(self._pull)  # type: ignore[no-untyped-call]
+            return pull(batch, values_are_keys=values_are_keys)
         return self._pull(batch, values_are_keys=values_are_keys)
 
     def _pull(self, batch: FeatureBatch | TensorBatch | KeyedJagged, *, values_are_keys: bool) -> EmbeddingOutput:
@@ -315,13 +316,6 @@ class EmbeddingCollection(nn.Module):
     def _learning_rate(self) -> float:
         rates = {block.optimizer.lr for config in self.layout.configs for block in config.blocks}
         return rates.pop() if len(rates) == 1 else 1.0
-
-
-def _pull_outside_graphs(
-    embeddings: EmbeddingCollection, batch: FeatureBatch | TensorBatch | KeyedJagged, *, values_are_keys: bool
-) -> EmbeddingOutput:
-    pull = torch.compiler.disable(embeddings._pull)  # type: ignore[no-untyped-call]
-    return pull(batch, values_are_keys=values_are_keys)
 
 
 def push_time(batch: FeatureBatch) -> int:

@@ -87,11 +87,8 @@ class EmbeddingOutput:
 
     def values(self) -> torch.Tensor:
         """(B, ΣD) vectors of the pooled features side by side, in the order of `keys()`."""
-        if not self.keys():
-            raise KeyError(
-                "expected at least one pooled feature, got "
-                + (f"only {self.sequence_keys()} with pooling none" if self.sequence_keys() else "none with keys")
-            )
+        if not any(group.slots for group in self._layout.groups):
+            raise KeyError(f"expected at least one pooled feature, got {self._others()}")
         if len(self._layout.groups) == 1:
             return self._pool(0, None)
         return torch.cat([self._of(name) for name in self.keys()], 1)
@@ -125,8 +122,7 @@ class EmbeddingOutput:
             known = sorted({block for group in self._layout.groups for block in group.blocks})
             if known and name not in known:
                 raise KeyError(f"expected one of blocks {known}, got {name!r}")
-            got = f"only {self.sequence_keys()} with pooling none" if known else "none with keys"
-            raise KeyError(f"expected at least one pooled feature for the model's block {name!r}, got {got}")
+            raise KeyError(f"expected at least one pooled feature for the model's block {name!r}, got {self._others()}")
         dims = {self._layout.groups[place].blocks[name].dim for place in groups}
         if len(dims) > 1:
             raise ValueError(f"expected block {name!r} of one dim in all tables, got dims {sorted(dims)}")
@@ -153,6 +149,10 @@ class EmbeddingOutput:
         fields = self.block(factors)
         first_order = fields.new_zeros(self._examples) if linear is None else self.block(linear).sum((1, 2))
         return interaction_of(fields.flatten(1), fields.shape[2], first_order, dense)
+
+    def _others(self) -> str:
+        """The features that there are where none is pooled."""
+        return f"only {self.sequence_keys()} with pooling none" if self.sequence_keys() else "none with keys"
 
     def _of(self, feature: str) -> torch.Tensor:
         place = self._groups[feature]

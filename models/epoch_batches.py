@@ -7,6 +7,7 @@ from itertools import count
 
 from ..datasets.batch_stream import ReadPosition
 from ..datasets.click_log import ClickLog
+from ..datasets.work_unit import BatchId
 from ..feature_map import FeatureMap
 from ..feature_map.batch import FeatureBatch
 
@@ -16,7 +17,6 @@ class EpochBatches:
 
     is_end: after a segment, whether the epoch has no batch left. `looks_ahead` reads a batch more to know; a log that
     ends when it ends may let that batch wait for long, so without it an empty segment tells.
-    place:  of each work unit in the order of this epoch.
     Thread safety: one thread at a time. A segment that is left early closes the log, as `close` does.
     """
 
@@ -31,24 +31,25 @@ class EpochBatches:
         shuffle: bool,
         looks_ahead: bool,
     ) -> None:
-        units = log.units(start.epoch, seed=seed, shuffle=shuffle)
-        self.place = {unit.id: number for number, unit in enumerate(units)}
         self.is_end = False
         self._looks_ahead = looks_ahead
         self._ahead: list[FeatureBatch] = []
         self._failure: Exception | None = None
         self._is_reading = False
-        self._batches = iter(
-            log.batches(
-                features,
-                batch_size,
-                epoch=start.epoch,
-                seed=seed,
-                shuffle=shuffle,
-                start=start,
-                prefetch=0,  # who asks for a segment has a thread for it
-            )
+        self._stream = log.batches(
+            features,
+            batch_size,
+            epoch=start.epoch,
+            seed=seed,
+            shuffle=shuffle,
+            start=start,
+            prefetch=0,  # who asks for a segment has a thread for it
         )
+        self._batches = iter(self._stream)
+
+    def after(self, batch: BatchId) -> ReadPosition:
+        """Position after a batch of the epoch."""
+        return self._stream.after(batch)
 
     def segment(self, limit: int | None) -> Iterator[FeatureBatch]:
         """The next `limit` batches; None: all that are left. Raises: what reading raised."""

@@ -147,7 +147,6 @@ class _Ready:
 @dataclass(frozen=True, slots=True)
 class _Failure:
     error: BaseException
-    lost_push: bool = False
 
 
 class _Stop:
@@ -242,8 +241,8 @@ class _Pipeline:
                         "some that wait for the click log to give the batches that are pulled before them; at depth 0 "
                         "none are"
                     )
-        if self._lost_push is not None and not self._stopping.is_set():
-            raise self._lost_push
+        if not self._stopping.is_set():
+            self.raise_lost_push()
 
     def close(self) -> None:
         """Carry out the pushes made and stop the threads; idempotent."""
@@ -258,11 +257,9 @@ class _Pipeline:
             self._reader.join(READER_PATIENCE_SECONDS)
 
     def raise_lost_push(self) -> None:
-        """After `close`. Raises: what the store raised, if a push that was made is lost by it."""
-        while not self._answers.empty():
-            answer = self._answers.get()
-            if isinstance(answer, _Failure) and answer.lost_push:
-                raise answer.error
+        """Raises: what the store raised, if a push that was made is lost by it; after `close` all are known."""
+        if self._lost_push is not None:
+            raise self._lost_push
 
     def _answer(self) -> _Ready | _PushedAgain | None:
         answer = self._answers.get()
@@ -329,7 +326,7 @@ class _Pipeline:
     def _fail(self, error: BaseException, calls: int, *, lost_push: bool) -> None:
         if lost_push:
             self._lost_push = error
-        self._answers.put(_Failure(error, lost_push=lost_push))
+        self._answers.put(_Failure(error))
         self._carried(calls)
 
     def _carried(self, calls: int) -> None:

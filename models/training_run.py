@@ -86,7 +86,7 @@ class TrainingRun:
             trainer.embeddings.store, self.config.evict_every, evicts=evicts, step=trainer.rows.steps
         )
         self._epoch: EpochBatches | None = None
-        self._open_units: set[int] = set()
+        self._open_units: dict[int, int] = {}  # their places in the epoch
         self._data = log.fingerprint()
         rows = log.rows()
         self.total = None if rows is None else rows * self.config.epochs
@@ -239,7 +239,7 @@ class TrainingRun:
                 # An epoch's evaluation is of the rows that its sweep leaves, so its end is to be known before.
                 looks_ahead=self.log.rows() is not None or self._sweep.follows_epochs,
             )
-        epoch, place = self._epoch, self._epoch.place
+        epoch = self._epoch
         began = time.perf_counter()
         pulled = prefetch(
             epoch.segment(limit),
@@ -253,13 +253,14 @@ class TrainingRun:
                 loss = self.trainer.step(batch, inputs)
                 at.step, at.examples = at.step + 1, at.examples + len(batch)
                 if batch.id is not None:
-                    self._open_units.add(batch.id.unit)
-                    at.unit, at.batch = place[batch.id.unit], batch.id.index + 1
+                    after = epoch.after(batch.id)
+                    self._open_units[batch.id.unit] = after.unit
+                    at.unit, at.batch = after.unit, after.batch
                 self._report(loss)
         at.seconds += time.perf_counter() - began
-        for unit in [unit for unit in self._open_units if epoch.is_end or place[unit] < at.unit]:
+        for unit in [unit for unit, place in self._open_units.items() if epoch.is_end or place < at.unit]:
             self.trainer.embeddings.complete_unit(unit)
-            self._open_units.remove(unit)
+            del self._open_units[unit]
         if epoch.is_end:
             at.epoch, at.unit, at.batch = at.epoch + 1, 0, 0
             at.saved_step = -1  # a checkpoint of this step goes on inside the epoch

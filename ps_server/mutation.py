@@ -112,6 +112,7 @@ class DropTablet:
 
 
 ALL_LEASES = (1 << 64) - 1
+"""Of a completed unit that no lease is known of: every late push of it is fenced."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,9 +316,10 @@ class RemoteStore:
                 guarded = self._guard.inspect(push, self._widths)
                 push = guarded.push
                 push_layout = self._layout(push.keys)
+        widths = self._widths
         pull_layout = None if pull is None else self._layout(pull.keys)
-        if push is not None and pull is not None:
-            push_layout = self._layout(push.keys)  # the pull's may have been read anew, without the push's
+        if push is not None and self._widths is not widths:
+            push_layout = self._layout(push.keys)  # tables were read anew for the pull's, maybe without the push's
         slices: list[Positions | None] = [None]
         if pull is not None and pull_layout is not None:
             slices = self._pull_slices(pull, pull_layout)

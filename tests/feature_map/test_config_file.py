@@ -182,3 +182,11 @@ def test_a_value_that_holds_itself_is_refused(text: str) -> None:
 
 def test_an_alias_may_stand_several_times() -> None:
     assert parse_yaml("a: &a [1]\nb: [*a, *a]", "run") == {"a": [1], "b": [[1], [1]]}
+
+
+def test_aliases_of_aliases_are_looked_at_once_each() -> None:
+    """Sixty levels of two are 2^60 values to who follows each alias."""
+    lines = ["a0: &a0 [1]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))]
+    value = parse_yaml("\n".join(lines), "run")
+    assert isinstance(value, dict)
+    assert len(value) == 60

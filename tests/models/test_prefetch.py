@@ -195,19 +195,23 @@ def test_a_pull_inside_the_loop_sees_all_pushes_made_before_it(depth: int) -> No
     assert seen == evaluated == stored == [-1, -2, -3, -4]
 
 
+def held_up(
+    before: Iterable[FeatureBatch], until: threading.Event, after: Iterable[FeatureBatch]
+) -> Iterator[FeatureBatch]:
+    """A source that gives what comes `after` when the loop says so."""
+    yield from before
+    assert until.wait(30)
+    yield from after
+
+
 def test_waiting_for_pushes_does_not_wait_for_the_source() -> None:
     """The batch that the push would be called with comes when the loop itself has looked at the store."""
     _, embeddings = collection()
     rows = embeddings.optimizer()
     looked = threading.Event()
-
-    def source() -> Iterator[FeatureBatch]:
-        yield from numbered(2)
-        assert looked.wait(30)
-        yield bags({"user": [[102], [7]]}, id=BatchId(1, 2))
-
+    batches = held_up(numbered(2), looked, [bags({"user": [[102], [7]]}, id=BatchId(1, 2))])
     seen = []
-    for _, inputs in prefetch(source(), embeddings, 0, synchronous_steps=0):
+    for _, inputs in prefetch(batches, embeddings, 0, synchronous_steps=0):
         inputs.values().sum().backward()
         rows.step()
         with torch.no_grad():
@@ -240,14 +244,8 @@ def test_where_no_push_was_made_nothing_is_waited_for(depth: int) -> None:
     _, embeddings = collection()
     embeddings.eval()
     looked = threading.Event()
-
-    def source() -> Iterator[FeatureBatch]:
-        yield from numbered(1)
-        assert looked.wait(30)
-        yield from numbered(1)
-
     count = 0
-    for _ in prefetch(source(), embeddings, depth, synchronous_steps=0):
+    for _ in prefetch(held_up(numbered(1), looked, numbered(1)), embeddings, depth, synchronous_steps=0):
         embeddings(bags({"user": [[7]]}))
         looked.set()
         count += 1
@@ -260,12 +258,7 @@ def test_a_wait_that_the_click_log_holds_up_has_a_limit(monkeypatch: pytest.Monk
     _, embeddings = collection()
     rows = embeddings.optimizer()
     looked = threading.Event()
-
-    def source() -> Iterator[FeatureBatch]:
-        yield from numbered(1)
-        assert looked.wait(30)
-
-    loop = prefetch(source(), embeddings, 1, synchronous_steps=0)
+    loop = prefetch(held_up(numbered(1), looked, []), embeddings, 1, synchronous_steps=0)
     _, inputs = next(loop)
     inputs.values().sum().backward()
     rows.step()
